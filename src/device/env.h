@@ -24,6 +24,7 @@ enum cairn__place_of {
     CAIRN__PLACE_OF_DDP,
     CAIRN__PLACE_OF_ENV,
     CAIRN__PLACE_OF_OBSERVE,
+    CAIRN__PLACE_OF_WATCHER, /* of param/watcher.h: observe's, which param and nn call */
     CAIRN__NUM_PLACES
 };
 

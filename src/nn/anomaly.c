@@ -253,7 +253,7 @@ out:
 }
 
 static const char *scale_text(const struct cairn__tape *tape) {
-    return tape->root->is_scaled ? "; note that the loss is scaled" : "";
+    return tape->root->scale ? "; note that the loss is scaled" : "";
 }
 
 cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cairn_tensor *t, const void *dx) {

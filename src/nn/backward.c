@@ -9,6 +9,7 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "nn/backward.h"
+#include "nn/watched.h"
 
 /* ---- first pass ---- */
 
@@ -130,6 +131,7 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
     node->consumed = !root->retain && node->op != CAIRN__OP_CAST && !node->row->view;
     const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);
     cairn_status st = cairn__check_sum(tape, node);
+    if (node->result->watched) cairn__show_gradient(tape, node->result, dy);
     if (st == CAIRN_OK) st = node->row->backward(tape, node, dy);
     cairn__arena_release(&tape->scratch, mark);
     node->result->sum = NULL;
@@ -168,7 +170,7 @@ static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cai
     cairn__tensor_grad_pool_begin(&tape->grads);
     tape->walking = true;
     tape->walked = NULL;
-    tape->is_scaled = scale != NULL;
+    tape->scale = scale;
     tape->lets_infinities = false;
     order_sets(tape);
     for (size_t i = 0; i < tape->num_sets; i++)

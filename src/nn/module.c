@@ -10,6 +10,8 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "nn/ops.h"
+#include "nn/watched.h"
+#include "param/watcher.h"
 
 /* ---- making and ending ---- */
 
@@ -335,13 +337,12 @@ static cairn_tensor *run(cairn_module *m, cairn_tensor *const *inputs, int count
     return cairn__inside_end(m->env, mark, y);
 }
 
-/* "encoder.0", as much as there is room for; "" for a root. */
-static void put_path(const cairn_module *m, char *text, size_t nbytes) {
+void cairn__module_put_path(const cairn_module *m, char text[CAIRN__MODULE_PATH]) {
     text[0] = '\0';
     if (!m->parent) return;
-    put_path(m->parent, text, nbytes);
+    cairn__module_put_path(m->parent, text);
     const size_t used = strlen(text);
-    snprintf(text + used, nbytes - used, "%s%s", used > 0 ? "." : "", m->name);
+    snprintf(text + used, CAIRN__MODULE_PATH - used, "%s%s", used > 0 ? "." : "", m->name);
 }
 
 /* The innermost module within which something failed is named. What failed before it began is not its doing. */
@@ -349,10 +350,11 @@ cairn_tensor *cairn_module_forward_n(cairn_module *m, cairn_tensor *const *input
     const uint64_t failures = cairn__failures();
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_tensor *y = run(m, inputs, count);
+    if (y && cairn__watcher_now(m->env)) cairn__show_result(m, y);
     if (begin_ns && m && !m->parent) cairn__trace("nn", "forward", count, 0, begin_ns);
     if (!y && m && m->parent && cairn__failures() != failures) {
-        char path[512];
-        put_path(m, path, sizeof(path));
+        char path[CAIRN__MODULE_PATH];
+        cairn__module_put_path(m, path);
         cairn__fail_in(path);
     }
     return y;

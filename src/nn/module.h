@@ -44,6 +44,10 @@ struct cairn_module {
     size_t num_buffers, buffers_capacity;
 };
 
+/* "encoder.0", as much as there is room for; "" for a root. */
+enum { CAIRN__MODULE_PATH = 512 };
+void cairn__module_put_path(const cairn_module *m, char text[CAIRN__MODULE_PATH]);
+
 /* A module with an empty parameter set. kind is copied; context_nbytes of zeroed memory come with it. */
 cairn_status cairn__module_create(cairn_env *env, const struct cairn__module_kind *kind, size_t context_nbytes,
                                   cairn_module **out);

@@ -130,12 +130,12 @@ struct cairn__tape {
     struct cairn__node **nodes;
     size_t count, capacity;
 
-    uint64_t backward;                /* number of the backward now running or last run */
-    bool walking, retain;             /* it is running; it leaves the graph as it is */
-    const struct cairn__node *walked; /* last */
-    bool is_scaled;                   /* the loss it began with */
-    bool lets_infinities;             /* anomaly mode: one came from outside, and sums may show it */
-    struct cairn_param_set **sets;    /* that it reached */
+    uint64_t backward;                     /* number of the backward now running or last run */
+    bool walking, retain;                  /* it is running; it leaves the graph as it is */
+    const struct cairn__node *walked;      /* last */
+    const struct cairn__loss_scale *scale; /* of the loss it began with; NULL = none */
+    bool lets_infinities;                  /* anomaly mode: one came from outside, and sums may show it */
+    struct cairn_param_set **sets;         /* that it reached */
     size_t num_sets, sets_capacity;
 
     struct cairn__uses *outside; /* of a checkpoint's: tensors outside that its graph reaches */

@@ -72,6 +72,8 @@ struct cairn_tensor {
     cairn_tensor
         *shows; /* of a result that has no memory of its own: the parameter whose memory it shows, or its cast's */
 
+    uint64_t watched; /* a result's number at the environment's watcher; 0 = it was not shown */
+
     /* One backward's state; see backward.c. */
     uint64_t reached;
     int uses, arrived;

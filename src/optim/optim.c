@@ -125,6 +125,11 @@ static void free_moments(struct cairn_device *d, const struct cairn__optim_array
 
 /* ---- groups ---- */
 
+static void own(struct cairn__param *p, const struct cairn_optimizer *o) {
+    p->owner = o;
+    p->steps = o ? &o->last_read : NULL;
+}
+
 static cairn_status check_owner(const char *kind, const struct cairn__param *p, bool again) {
     REQUIRE(!again, CAIRN_EINVAL, "%s: parameter '%s' is given twice", kind, p->name);
     REQUIRE(!p->owner, CAIRN_EINVAL, "%s: parameter '%s' belongs to an optimizer already", kind, p->name);
@@ -146,9 +151,9 @@ static cairn_status pick(struct cairn_optimizer *o, struct cairn_param_set *set,
         st = check_owner(o->kind->name, set->params[index], set->params[index]->owner == o);
         if (st != CAIRN_OK) break;
         params[i] = set->params[index];
-        params[i]->owner = o;
+        own(params[i], o);
     }
-    for (size_t k = 0; st != CAIRN_OK && k < i; k++) params[k]->owner = NULL;
+    for (size_t k = 0; st != CAIRN_OK && k < i; k++) own(params[k], NULL);
     return st;
 }
 
@@ -236,7 +241,7 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     take_over(o, &fresh, &table, norms, count, group, set);
     return CAIRN_OK;
 out:
-    for (size_t i = o->count; picked && i < count; i++) fresh.params[i]->owner = NULL;
+    for (size_t i = o->count; picked && i < count; i++) own(fresh.params[i], NULL);
     free_moments(d, &fresh, o->count, count);
     free_arrays(d, &fresh);
     cairn__rates_free(d, &table);
@@ -285,7 +290,7 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->users--;
     for (size_t i = 0; i < o->count; i++) {
         cairn__grad_release(o->arrays.params[i]->gradient); /* while the coefficient's memory is there */
-        o->arrays.params[i]->owner = NULL;
+        own(o->arrays.params[i], NULL);
     }
     free_moments(d, &o->arrays, 0, o->count);
     free_arrays(d, &o->arrays);

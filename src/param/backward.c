@@ -2,6 +2,7 @@
  * (ddp), unless its gradients stay unsynced. */
 #include "core/status.h"
 #include "param/param.h"
+#include "param/watcher.h"
 
 /* NULL = none, or not of unsynced gradients. */
 static const struct cairn__grad_listener *listener_of(const struct cairn_param_set *set) {
@@ -21,7 +22,9 @@ cairn_status cairn__param_set_begin_backward(struct cairn_param_set *set, uint64
 
 void cairn__param_grad_ready(struct cairn__param *p) {
     const struct cairn__grad_listener *listener = listener_of(p->set);
+    const struct cairn__watcher *watcher = cairn__watcher_now(p->set->env);
     cairn__grad_mark_written(p->gradient);
+    if (watcher) watcher->grad_ready(watcher->ctx, p);
     if (listener) listener->ready(listener->ctx, p->index);
 }
 
@@ -50,7 +53,9 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     set->only_unsynced = set->unsynced;
     if (!set->unsynced) set->used_unsynced = false;
     if (set->unsynced && set->is_users) return cairn__param_set_keep_unsynced(set, true);
+    const struct cairn__watcher *watcher = cairn__watcher_now(set->env);
     const cairn_status st = listener ? listener->settle(listener->ctx) : CAIRN_OK;
+    if (st == CAIRN_OK && listener && watcher) watcher->grads_settled(watcher->ctx, set);
     if (st == CAIRN_OK && were_declared) cairn__param_set_note_declared(set);
     if (st == CAIRN_OK) cairn__params_report_refusals(set->env);
     return st;

@@ -33,8 +33,9 @@ struct cairn__param {
     void *data;    /* the weights that forward reads */
     float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
     bool owns_data, owns_master;
-    bool stochastic;   /* updates of half weights without a master are rounded at random */
-    const void *owner; /* the optimizer that updates it; NULL = none */
+    bool stochastic;       /* updates of half weights without a master are rounded at random */
+    const void *owner;     /* the optimizer that updates it; NULL = none */
+    const uint64_t *steps; /* how many the owner has made, as far as the host knows; NULL without an owner */
 
     struct cairn__grad *gradient;
     uint64_t reached; /* the backward that reaches it, of those that nn has begun last: cairn__param_is_reached */

@@ -1,0 +1,40 @@
+/* Results of modules, and their gradients, for the environment's watcher. */
+#include "nn/watched.h"
+
+#include "nn/module.h"
+#include "nn/ops.h"
+#include "param/watcher.h"
+
+static const struct cairn_param_set *params_of(const cairn_module *m) {
+    while (m->parent) m = m->parent;
+    return m->params;
+}
+
+static void show(const struct cairn__watcher *w, const cairn_module *m, cairn_tensor *y, cairn_tensor *dense) {
+    char path[CAIRN__MODULE_PATH];
+    const struct cairn__watched values = {cairn__tensor_data(dense), y->n, cairn__tensor_dtype(y)};
+    cairn__module_put_path(m, path);
+    y->watched = w->result(w->ctx, params_of(m), path, m->kind.name, &values);
+}
+
+/* Of what was shown before, the module only hands it on; leaves and parameters are no results. */
+void cairn__show_result(const cairn_module *m, cairn_tensor *y) {
+    const struct cairn__watcher *w = cairn__watcher_now(m->env);
+    if (!m->training || y->kind != CAIRN__RESULT || y->watched || !cairn__records(m->env)) return;
+    if (!cairn__is_float(cairn__tensor_dtype(y))) return;
+    if (!w->wants_results(w->ctx, params_of(m))) return;
+    if (y->is_dense) {
+        show(w, m, y, y);
+        return;
+    }
+    cairn_no_grad_begin(m->env);
+    cairn_tensor *dense = cairn_contiguous(y);
+    if (dense) show(w, m, y, dense);
+    cairn_no_grad_end(m->env);
+}
+
+void cairn__show_gradient(const struct cairn__tape *tape, const cairn_tensor *t, const void *dy) {
+    const struct cairn__watcher *w = cairn__watcher_now(tape->env);
+    const struct cairn__watched values = {dy, t->n, cairn__tensor_dtype(t)};
+    if (w) w->result_grad(w->ctx, t->watched, &values, tape->root->scale);
+}
