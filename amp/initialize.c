@@ -6,6 +6,7 @@
 #include "context.h"
 #include "core/alloc.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "nn/hooks.h"
 
 /* ---- what was given ---- */
@@ -245,6 +246,10 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
     TRY(cast_weights(parts, amp));
     if (amp->policy.enabled) install(parts, amp);
     cairn__amp_policy_log(&amp->policy);
+    if (amp->policy.enabled) {
+        cairn__trace_fact("amp", "opt_level", cairn__amp_level_name(amp->policy.level));
+        cairn__trace_fact("amp", "half", cairn_dtype_name(amp->policy.half_type));
+    }
     *out = amp;
     return CAIRN_OK;
 out:

@@ -60,6 +60,7 @@ typedef enum {
     CAIRN_EVENT_COUNTER = 2,
     CAIRN_EVENT_SCALAR = 3,
     CAIRN_EVENT_HISTOGRAM = 4,
+    CAIRN_EVENT_FACT = 5, /* about the run, from now on: "opt_level", "half", "device" */
 } cairn_event_kind;
 
 /* Valid during the call of a writer. Written by the library, and may grow at its end: struct_size says how far. */
@@ -75,6 +76,7 @@ struct cairn_event {
     uint64_t end_ns;   /* equal to begin_ns but for spans that took time */
     double value;      /* of a counter or scalar */
     const struct cairn_histogram *histogram; /* of a histogram; else NULL */
+    const char *text;                        /* of a fact: "O2"; else NULL */
 };
 
 typedef struct cairn_writer cairn_writer;

@@ -119,6 +119,11 @@ void cairn__trace_scalar(const char *room, const char *what, int64_t index, doub
         &(struct cairn__event){.room = room, .what = what, .index = index, .kind = CAIRN__SCALAR, .value = value});
 }
 
+void cairn__trace_fact(const char *room, const char *what, const char *text) {
+    if (!cairn__trace_on()) return;
+    cairn__trace_send(&(struct cairn__event){.room = room, .what = what, .kind = CAIRN__FACT, .text = text});
+}
+
 void cairn__trace_send(const struct cairn__event *event) {
     if (!cairn__trace_on()) return;
     struct cairn__event e = *event;

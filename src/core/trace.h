@@ -1,6 +1,6 @@
-/* Trace events: spans, counters, scalars and histograms of every room and of the program, sent to any number of sinks,
- * from which writers (src/observe) or a test learn what Cairn does. Without a sink an event costs one load and one
- * branch. */
+/* Trace events: spans, counters, scalars, histograms and facts of every room and of the program, sent to any number of
+ * sinks, from which writers (src/observe) or a test learn what Cairn does. Without a sink an event costs one load and
+ * one branch. */
 #ifndef CAIRN__CORE_TRACE_H
 #define CAIRN__CORE_TRACE_H
 
@@ -8,7 +8,7 @@
 
 #include "cairn/core.h"
 
-enum cairn__event_kind { CAIRN__SPAN, CAIRN__COUNTER, CAIRN__SCALAR, CAIRN__HISTOGRAM };
+enum cairn__event_kind { CAIRN__SPAN, CAIRN__COUNTER, CAIRN__SCALAR, CAIRN__HISTOGRAM, CAIRN__FACT };
 
 struct cairn__event {
     const char *room;  /* "nn", "ddp", "comm", "optim", "amp", "data", "parallel"; "user" for the program's own */
@@ -20,6 +20,7 @@ struct cairn__event {
     enum cairn__event_kind kind;
     double value;          /* of a counter or scalar */
     const void *histogram; /* struct cairn_histogram of cairn/observe.h; valid during the call */
+    const char *text;      /* of a fact */
 };
 
 typedef void (*cairn__trace_fn)(void *cookie, const struct cairn__event *event);
@@ -52,6 +53,9 @@ void cairn__trace_span(const char *room, const char *what, int64_t index, int64_
 
 /* A number that belongs to step number `index`. */
 void cairn__trace_scalar(const char *room, const char *what, int64_t index, double value);
+
+/* Something about the run that holds from now on, such as opt_level O2. */
+void cairn__trace_fact(const char *room, const char *what, const char *text);
 
 /* An event that is complete but for its time, which is now where end_ns is 0. */
 void cairn__trace_send(const struct cairn__event *event);

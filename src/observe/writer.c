@@ -98,7 +98,8 @@ static void user_hear(struct cairn_writer *writer, const struct cairn__event *e)
     static const cairn_event_kind kinds[] = {[CAIRN__SPAN] = CAIRN_EVENT_SPAN,
                                              [CAIRN__COUNTER] = CAIRN_EVENT_COUNTER,
                                              [CAIRN__SCALAR] = CAIRN_EVENT_SCALAR,
-                                             [CAIRN__HISTOGRAM] = CAIRN_EVENT_HISTOGRAM};
+                                             [CAIRN__HISTOGRAM] = CAIRN_EVENT_HISTOGRAM,
+                                             [CAIRN__FACT] = CAIRN_EVENT_FACT};
     const struct user_writer *w = (const struct user_writer *)writer;
     const struct cairn_event shown = {.struct_size = sizeof(shown),
                                       .kind = kinds[e->kind],
@@ -110,7 +111,8 @@ static void user_hear(struct cairn_writer *writer, const struct cairn__event *e)
                                       .begin_ns = e->begin_ns,
                                       .end_ns = e->end_ns,
                                       .value = e->value,
-                                      .histogram = e->histogram};
+                                      .histogram = e->histogram,
+                                      .text = e->text};
     w->fn(w->ctx, &shown);
 }
 
