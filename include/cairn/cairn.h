@@ -33,6 +33,7 @@
 #include "datasets.h"
 #include "progress.h"
 #include "observe.h"
+#include "exponents.h"
 #include "pictures.h"
 #include "pipeline.h"
 #include "data_parallel.h"

@@ -37,6 +37,8 @@ CAIRN_API void cairn_counter_set(const char *name, double value);
 /* A number that belongs to a step, such as the loss. TensorBoard and CSV files keep these. */
 CAIRN_API void cairn_scalar_record(const char *name, int64_t step, double value);
 
+struct cairn_exponents; /* exponents.h */
+
 /* How values are distributed: counts[i] of them are above limits[i - 1] and at most limits[i], which grow. */
 struct cairn_histogram {
     size_t struct_size;
@@ -44,6 +46,12 @@ struct cairn_histogram {
     const double *limits;                     /* [num_buckets] */
     const double *counts;                     /* [num_buckets] */
     double min, max, count, sum, sum_squares; /* of all values */
+    /* Values that no bucket has, and zeros, which the buckets have too. 0 = there are none, or it is not known. */
+    double num_infs, num_nans, num_zeros;
+    double scale;      /* what the values had been multiplied by, such as a loss scale; 0 = 1 */
+    cairn_dtype dtype; /* of the values; 0 = not known */
+    const struct cairn_exponents
+        *exponents; /* the counts by powers of two that it was made of (exponents.h), or NULL */
 };
 #define cairn_histogram(...) (&(struct cairn_histogram){.struct_size = sizeof(struct cairn_histogram), __VA_ARGS__})
 
@@ -146,6 +154,19 @@ CAIRN_API cairn_status cairn_tensorboard_create(cairn_env *env, const char *fold
  *
  * Local. Errors: as cairn_timeline_create. */
 CAIRN_API cairn_status cairn_csv_create(cairn_env *env, const char *path, cairn_writer **out);
+
+/* ---- files for the laboratory ---- */
+
+/* The facts, scalars and histograms of this rank for cairn-lab report: folder/rank3.jsonl, a line of JSON each, in the
+ * format of docs/observing.md. The folder is made where it is missing, as are those above it; a file that exists is
+ * written anew. Environments make one themselves where CAIRN_LAB=folder is set, with a recorder of exponents
+ * (exponents.h) every CAIRN_LAB_EVERY steps.
+ *
+ *   folder  may have %r for the rank's number
+ *
+ * A histogram of the program's whose line is longer than 64 KiB is left out. Local. Errors: as
+ * cairn_timeline_create. */
+CAIRN_API cairn_status cairn_lab_create(cairn_env *env, const char *folder, cairn_writer **out);
 
 #ifdef __cplusplus
 }

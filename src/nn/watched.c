@@ -10,26 +10,25 @@ static const struct cairn_param_set *params_of(const cairn_module *m) {
     return m->params;
 }
 
-static void show(const struct cairn__watcher *w, const cairn_module *m, cairn_tensor *y, cairn_tensor *dense) {
+static void show(const struct cairn__watcher *w, const cairn_module *m, cairn_tensor *y, const void *x) {
     char path[CAIRN__MODULE_PATH];
-    const struct cairn__watched values = {cairn__tensor_data(dense), y->n, cairn__tensor_dtype(y)};
+    const struct cairn__watched values = {x, y->n, cairn__tensor_dtype(y)};
     cairn__module_put_path(m, path);
-    y->watched = w->result(w->ctx, params_of(m), path, m->kind.name, &values);
+    y->watched = w->result(w->ctx, params_of(m), path, m->kind.name, x ? &values : NULL);
 }
 
 /* Of what was shown before, the module only hands it on; leaves and parameters are no results. */
 void cairn__show_result(const cairn_module *m, cairn_tensor *y) {
     const struct cairn__watcher *w = cairn__watcher_now(m->env);
     if (!m->training || y->kind != CAIRN__RESULT || y->watched || !cairn__records(m->env)) return;
-    if (!cairn__is_float(cairn__tensor_dtype(y))) return;
-    if (!w->wants_results(w->ctx, params_of(m))) return;
-    if (y->is_dense) {
-        show(w, m, y, y);
+    if (!cairn__is_float(cairn__tensor_dtype(y)) || !w->wants_results(w->ctx, params_of(m))) return;
+    if (cairn__tape_of(m->env)->root->walking || y->is_dense) {
+        show(w, m, y, cairn__tape_of(m->env)->root->walking ? NULL : cairn__tensor_data(y));
         return;
     }
     cairn_no_grad_begin(m->env);
     cairn_tensor *dense = cairn_contiguous(y);
-    if (dense) show(w, m, y, dense);
+    if (dense) show(w, m, y, cairn__tensor_data(dense));
     cairn_no_grad_end(m->env);
 }
 

@@ -12,6 +12,8 @@
 #include "core/status.h"
 #include "core/vars.h"
 #include "observe/csv.h"
+#include "observe/lab.h"
+#include "observe/recorder.h"
 #include "observe/tensorboard.h"
 #include "observe/timeline.h"
 #include "observe/writer.h"
@@ -22,9 +24,10 @@ static const struct {
     bool is_of_all; /* ranks; else of rank 0 where no %r is in the name */
 } openers[] = {{"CAIRN_TIMELINE", cairn__timeline_open, true},
                {"CAIRN_CSV", cairn__csv_open, false},
-               {"CAIRN_TENSORBOARD", cairn__tensorboard_open, false}};
+               {"CAIRN_TENSORBOARD", cairn__tensorboard_open, false},
+               {"CAIRN_LAB", cairn__lab_open, true}};
 
-enum { OPENERS = sizeof(openers) / sizeof(openers[0]) };
+enum { OPENERS = sizeof(openers) / sizeof(openers[0]), OF_LAB = OPENERS - 1 };
 
 struct cairn__observed {
     struct cairn__observed *next;
@@ -84,11 +87,15 @@ void cairn__observe_begin(struct cairn_env *env) {
     }
     if (o) o->uses++;
     env->places[CAIRN__PLACE_OF_OBSERVE].at = o;
+    const bool records = o && o->writers[OF_LAB];
     pthread_mutex_unlock(&lock);
+    cairn__trace_fact("env", "device", env->device->ops->name);
+    if (records) cairn__recorder_begin(env, cairn__lab_every(false));
 }
 
 void cairn__observe_end(struct cairn_env *env) {
     struct cairn__observed *o = env->places[CAIRN__PLACE_OF_OBSERVE].at, **at = &all;
+    cairn__recorder_end(env);
     if (!o) return;
     pthread_mutex_lock(&lock);
     if (--o->uses == 0) {

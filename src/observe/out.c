@@ -37,6 +37,18 @@ static cairn_status open_locked(struct cairn__out *out) {
     return CAIRN_OK;
 }
 
+cairn_status cairn__out_make_folder(char *path) {
+    for (char *at = path + 1;; at++) {
+        if (*at != '/' && *at != '\0') continue;
+        const char was = *at;
+        *at = '\0';
+        const int failed = mkdir(path, 0777), errnum = errno;
+        *at = was;
+        if (failed && errnum != EEXIST) return cairn__fail_errno(errnum, "the folder '%.300s' cannot be made", path);
+        if (was == '\0') return CAIRN_OK;
+    }
+}
+
 cairn_status cairn__out_open(struct cairn__out *out, const char *what, const char *path, const char *trailer) {
     cairn_status st = CAIRN_OK;
     *out = (struct cairn__out){.trailer = trailer, .fd = -1};

@@ -22,6 +22,9 @@ struct cairn__out {
     char error[600]; /* the sentence of status */
 };
 
+/* The folder at path, and those above it; path is as it was afterwards. Errors: CAIRN_ESYSTEM. */
+cairn_status cairn__out_make_folder(char *path);
+
 /* Creates the file at path, or empties it, and locks it (flock) until it is closed.
  * Errors: CAIRN_ESYSTEM with the reason; CAIRN_ESTATE another writer has it; CAIRN_ENOMEM. */
 cairn_status cairn__out_open(struct cairn__out *out, const char *what, const char *path, const char *trailer);

@@ -52,19 +52,6 @@ static void end(struct cairn_writer *writer, bool is_own) {
     cairn__free(writer);
 }
 
-/* The folder and those above it. */
-static cairn_status make_folder(char *path) {
-    for (char *at = path + 1;; at++) {
-        if (*at != '/' && *at != '\0') continue;
-        const char was = *at;
-        *at = '\0';
-        const int failed = mkdir(path, 0777), errnum = errno;
-        *at = was;
-        if (failed && errnum != EEXIST) return cairn__fail_errno(errnum, "the folder '%.300s' cannot be made", path);
-        if (was == '\0') return CAIRN_OK;
-    }
-}
-
 /* As TensorFlow names them: TensorBoard looks for "tfevents", and sorts by the seconds. */
 static cairn_status name_file(char *path) {
     static atomic_uint number;
@@ -87,7 +74,7 @@ cairn_status cairn__tensorboard_open(int rank, int size, const char *folder, cai
     cairn_status st = CAIRN_OK;
     (void)size;
     TRY(cairn__path_of_rank(folder, rank, path));
-    TRY(make_folder(path));
+    TRY(cairn__out_make_folder(path));
     TRY(name_file(path));
     TRY(cairn__calloc(1, sizeof(*t), (void **)&t));
     t->base = (struct cairn_writer){.kind = &kind, .rank = rank};

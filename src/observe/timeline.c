@@ -17,9 +17,9 @@
 #include "core/fork.h"
 #include "core/hash.h"
 #include "core/log.h"
-#include "core/utf8.h"
 #include "core/vars.h"
 #include "device/env.h"
+#include "observe/json.h"
 #include "observe/merge.h"
 #include "observe/names.h"
 #include "observe/out.h"
@@ -41,24 +41,6 @@ struct timeline {
 
 /* ---- lines ---- */
 
-/* A JSON string's inside, cut at nbytes. */
-static void escape(const char *text, char *out, size_t nbytes) {
-    size_t used = 0, length;
-    for (; *text && used + 8 < nbytes; text += length) {
-        const uint32_t c = cairn__utf8_decode(text, &length);
-        if (c == CAIRN__NO_CHARACTER && length == 1) {
-            out[used++] = '?';
-        } else if (c < ' ') {
-            used += (size_t)snprintf(out + used, nbytes - used, "\\u%04x", c);
-        } else {
-            if (c == '"' || c == '\\') out[used++] = '\\';
-            memcpy(out + used, text, length);
-            used += length;
-        }
-    }
-    out[used] = '\0';
-}
-
 static int64_t this_thread(void) {
     static _Thread_local int64_t id;
     static _Thread_local unsigned forks;
@@ -77,7 +59,7 @@ static void name_thread(struct timeline *t, int64_t tid) {
         if (t->threads[i] == tid) return;
     t->threads[t->num_threads < THREADS ? t->num_threads++ : THREADS - 1] = tid;
     (void)pthread_getname_np(pthread_self(), raw, sizeof(raw));
-    escape(raw, name, sizeof(name));
+    cairn__json_escape(raw, name, sizeof(name));
     put_line(t, line,
              snprintf(line, sizeof(line),
                       ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%" PRId64
@@ -130,7 +112,7 @@ static void put_value(struct timeline *t, const struct cairn__event *e, const ch
 static void hear(struct cairn_writer *writer, const struct cairn__event *e) {
     struct timeline *t = (struct timeline *)writer;
     char name[NAME];
-    escape(e->what, name, sizeof(name));
+    cairn__json_escape(e->what, name, sizeof(name));
     if (e->kind == CAIRN__SPAN) put_span(t, e, name);
     if (e->kind == CAIRN__COUNTER || e->kind == CAIRN__SCALAR) put_value(t, e, name);
 }

@@ -21,7 +21,7 @@ struct cairn__watcher {
     /* Whether results of modules of this tree are wanted now. */
     bool (*wants_results)(void *ctx, const struct cairn_param_set *params);
     /* What a module returned: path in its tree, "" of the root, whose kind that is ("Sequential"). Returns a number by
-     * which the gradient is shown; 0 = it is not wanted. */
+     * which the gradient is shown; 0 = it is not wanted. values NULL: a checkpoint has computed it again. */
     uint64_t (*result)(void *ctx, const struct cairn_param_set *params, const char *path, const char *kind,
                        const struct cairn__watched *values);
     /* Its gradient, multiplied by *scale (device memory; NULL = 1). */
