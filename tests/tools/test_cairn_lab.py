@@ -1,6 +1,6 @@
 """cairn-lab: what people type and get wrong, runs that are killed, files, the report, and what a training recorded.
 
-usage: test_cairn_lab.py path/to/cairn-lab"""
+usage: test_cairn_lab.py path/to/cairn-lab [path/to/cairn-run path/to/01_linear_regression]"""
 import csv
 import glob
 import io
@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 import browser
 import cases
 
-LAB = os.path.abspath(sys.argv[1])
+LAB, *TRAINING = map(os.path.abspath, sys.argv[1:])
 PATIENCE = 60
 SLOW = ["running-sum", "--terms", "16777216"]  # seconds
 
@@ -364,6 +364,29 @@ class Recorded(Recording):
         self.assertEqual(len({row["step"] for row in rows}), 44)  # three steps a column
         self.assertEqual(rows[0]["parameter"], "layer0.weight")  # whose gradients are the least
         self.assertEqual(len(self.table("parameters")), 30)
+
+
+@unittest.skipUnless(TRAINING, "there is no cairn-run")
+class Trained(Recording):
+    def test_what_two_ranks_record_is_drawn(self):
+        launcher, program = TRAINING
+        done = subprocess.run([launcher, "--nproc-per-node", "2", program, "--opt-level", "O2", "--steps", "25"],
+                              env={**os.environ, "CAIRN_LAB": self.path("run")}, capture_output=True, text=True,
+                              timeout=PATIENCE, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = self.findings()
+        self.assertIn("The loss scale begins at 65536 and ends at 65536.", said)
+        self.assertIn("Until step 25 the optimizer skipped no step.", said)
+        for name in "gradients", "gradients-before", "activations", "activation-gradients":
+            sums = {}
+            for row in self.table(name):
+                key = row.get("parameter", row.get("module")), row["step"]
+                sums[key] = sums.get(key, 0) + float(row["share of elements (%)"])
+            self.assertEqual({step for _, step in sums}, {"1", "11", "21"})
+            for share in sums.values():
+                self.assertAlmostEqual(share, 100)
+        text, _ = self.report("run")
+        self.assertIn("ranks 2, every 10", text)
 
 
 @unittest.skipUnless(browser.NAME, "there is no chromium (Debian: chromium), which shows the page")

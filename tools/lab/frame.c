@@ -47,10 +47,14 @@ static size_t count_marks(const struct view *v, bool of_y) {
 }
 
 static void open_svg(const struct frame *f, const char *class) {
+    char *title = clean_text(f->view->picture->title);
     fprintf(f->out,
             "<svg class=\"%s\" xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f "
-            "%.0f\" font-size=\"%d\" role=\"img\">\n",
+            "%.0f\" font-size=\"%d\" role=\"img\" aria-label=\"",
             class, f->width, f->height, f->width, f->height, FONT);
+    draw_escaped(f->out, title);
+    fputs("\">\n", f->out);
+    free(title);
 }
 
 /* The axis' name with its unit; ticks that are powers of two show theirs. */

@@ -114,6 +114,13 @@ static void say_scales(struct lab_result *r, const struct binades *sum, const st
                  cliff - 1, lost_percent(sum, cliff - 1), cliff, skipped_percent(limits, cliff));
 }
 
+static void say_type(struct lab_result *r, const struct record *record) {
+    const char *half = record_fact(record, "half");
+    if (half && strcmp(half, "bf16") == 0)
+        recorded_say(r, "The training's half type is bf16, whose range is that of f32: it needs no loss scale. What is "
+                        "said of f16 below is what f16 would do.");
+}
+
 void recorded_scales(struct lab_result *r, const struct record *record) {
     struct limits limits = {0};
     struct binades sum;
@@ -136,6 +143,7 @@ void recorded_scales(struct lab_result *r, const struct record *record) {
                                                     .y = "share",
                                                     .by = "what",
                                                     .x_power = true});
+        say_type(r, record);
         say_scales(r, &sum, &limits);
     }
     cairn__free(limits.at);
