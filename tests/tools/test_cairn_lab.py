@@ -328,6 +328,10 @@ class Recorded(Recording):
         self.record(scalar("loss_scale", 1, 2), end='{"kind":"scalar","ro')
         self.assertIn("The loss scale begins at 2 and ends at 2.", self.findings())
 
+    def test_a_record_without_steps_says_so(self):
+        self.record()
+        self.assertEqual(self.findings(), ["Nothing was recorded: no step was taken, or the program ended before one."])
+
     def test_kinds_and_keys_that_are_new_are_passed_over(self):
         self.record({"kind": "poem", "lines": 3}, {**scalar("loss_scale", 1, 2), "colour": "red"},
                     {"kind": "histogram", "room": "user", "name": "mine", "step": 1, "limits": [0, 1],

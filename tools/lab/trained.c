@@ -83,7 +83,7 @@ static void say_scalars(struct lab_result *r, const struct record *record) {
     for (size_t i = 0; i < record->num_scalars && !loss; i++) {
         if (strcmp(record->scalars[i].name, "loss") == 0) loss = &record->scalars[i];
     }
-    if (loss)
+    if (loss && loss->count > 1)
         recorded_say(r, "The loss is %.4g at step %" PRId64 " and %.4g at step %" PRId64 ".", loss->values[0],
                      loss->steps[0], loss->values[loss->count - 1], loss->steps[loss->count - 1]);
     if (scale)
@@ -175,6 +175,8 @@ cairn_status trained_read(const char *folder, struct lab_result *out) {
     if (st == CAIRN_OK) {
         for (size_t i = 0; i < record.num_facts; i++)
             result_add_setting(out, record.facts[i].name, record.facts[i].value);
+        if (record.num_scalars + record.num_tensors == 0)
+            recorded_say(out, "Nothing was recorded: no step was taken, or the program ended before one.");
         recorded_scalars(out, &record);
         recorded_scales(out, &record);
         recorded_parameters(out, &record);
