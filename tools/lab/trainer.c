@@ -178,33 +178,18 @@ out:
     return st;
 }
 
-/* Bits but for the sign: 0 of a zero. */
-static bool is_zero(const cairn_param *p, size_t i) {
-    float value;
-    cairn__convert(&value, CAIRN_F32, (const char *)p->grad + i * cairn_dtype_nbytes(p->dtype), p->dtype, 1);
-    return value == 0;
-}
-
 cairn_status lab_trainer_lost(struct lab_trainer *t, struct lab_trainer *twin, uint64_t batch, double factor,
                               struct lab_lost *out) {
     cairn_param_set *half = cairn_module_params(t->model), *full = cairn_module_params(twin->model);
+    struct cairn_twin_loss loss = {0};
     cairn_status st = CAIRN_OK;
-    *out = (struct lab_lost){0};
     TRY(copy_weights(full, half));
     TRY(lab_trainer_take_batch(t, batch));
     TRY(lab_trainer_take_batch(twin, batch));
     TRY(backward_alone(t, factor * lab_trainer_scale(t)));
     TRY(backward_alone(twin, factor));
-    for (size_t i = 0; i < cairn_param_set_count(half); i++) {
-        cairn_param h, f;
-        TRY(cairn_param_set_get(half, i, &h));
-        TRY(cairn_param_set_get(full, i, &f));
-        for (size_t e = 0; h.grad && f.grad && e < numel(&h); e++) {
-            if (is_zero(&f, e)) continue;
-            out->of++;
-            out->lost += is_zero(&h, e);
-        }
-    }
+    TRY(cairn_exponents_compare_params(half, full, 0, &loss));
+    *out = (struct lab_lost){loss.to_zero, loss.nonzero};
 out:
     cairn_zero_grad(t->optimizer);
     cairn_zero_grad(twin->optimizer);
