@@ -15,6 +15,7 @@ PATIENCE = 240
 SHORT = {
     "accumulate": ["--terms", "131072", "--runs", "256"],
     "allreduce-error": ["--ranks", "64", "--elements", "1024"],
+    "gradients": ["--model", "mlp", "--steps", "20"],
     "scale-sweep": ["--model", "conv", "--steps", "8"],
     "scalers": ["--steps", "160", "--interval", "16"],
     "masters": ["--steps", "150", "--rates", "8"],
@@ -65,6 +66,18 @@ class Experiments(cases.InFolder):
 
     def test_allreduce_error_repeats(self):
         self.repeats("allreduce-error")
+
+    def test_gradients_repeat_and_histograms_are_whole(self):
+        self.repeats("gradients")
+        shares = {}
+        for row in self.rows("gradients", "histograms"):
+            key = row["step"], row["gradients of"]
+            shares[key] = shares.get(key, 0) + float(row["share (%)"])
+        self.assertEqual(len(shares), 5 * 2)
+        for key, share in shares.items():
+            self.assertTrue(90 < share < 100.001, (key, share))  # the rest is zeros
+        for row in self.rows("gradients", "lost"):
+            self.assertAlmostEqual(float(row["predicted (%)"]), float(row["become 0 (%)"]), places=6)
 
     def test_scale_sweep_repeats_and_finds_the_predicted_cliff(self):
         self.repeats("scale-sweep")
