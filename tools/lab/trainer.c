@@ -122,7 +122,8 @@ cairn_status lab_trainer_greatest(struct lab_trainer *t, double factor, double s
     struct lab_greatest greatest = {0};
     cairn_status st = CAIRN_OK;
     TRY(lab_trainer_look(t, factor * scale, lab_look_for_greatest, &greatest));
-    REQUIRE(isfinite(greatest.f16), CAIRN_ENUMERIC, "a scale of %g overflows", scale);
+    REQUIRE(isfinite(greatest.f16) && greatest.f16 > 0, CAIRN_ENUMERIC,
+            "at a scale of %g the largest f16 gradient is %g", scale, greatest.f16);
     *out = greatest.f16 / scale;
 out:
     return st;

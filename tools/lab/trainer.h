@@ -58,7 +58,7 @@ cairn_status lab_trainer_look(struct lab_trainer *t, double factor, lab_look loo
  * The trainer is watched. */
 cairn_status lab_trainer_greatest(struct lab_trainer *t, double factor, double scale, double *out);
 
-/* The largest k with 2^k greatest < 65520: from there on f16 rounds to infinity (core/half.h). */
+/* The largest k with 2^k greatest < 65520: from there on f16 rounds to infinity (core/half.h). greatest: above 0. */
 int lab_cliff(double greatest);
 
 /* Loss and share of right answers over LAB_TESTED pictures that are not trained on. */
