@@ -17,6 +17,7 @@ static const char *const kinds[KINDS] = {"weights", "activations"};
 
 /* Scales whose loss is predicted from the histogram, and counted. */
 static const int scales[] = {0, 8, 16};
+static const char *const scale_names[] = {"1", "2^8", "2^16"};
 enum { SCALES = sizeof(scales) / sizeof(scales[0]) };
 
 struct look {
@@ -72,7 +73,7 @@ static cairn_status put_lost(struct lab_table *table, int64_t step, int kind, co
         *holds = *holds && (double)(c->become_zero[s] - c->ties[s]) == elements;
         lab_put(table, (double)step);
         lab_put_text(table, kinds[kind]);
-        lab_put(table, scales[s]);
+        lab_put_text(table, scale_names[s]);
         lab_put(table, 100 * predicted.to_zero);
         lab_put(table, percent(c->become_zero[s], c->nonzero));
     }
@@ -123,7 +124,7 @@ static cairn_status run(struct lab_run *run) {
     struct lab_table *lost =
         lab_table(run, "lost", "Gradients that become 0 in f16",
                   (struct lab_column[]){
-                      {"step", ""}, {"gradients of", NULL}, {"scale", ""}, {"predicted", "%"}, {"become 0", "%"}},
+                      {"step", ""}, {"gradients of", NULL}, {"scale", NULL}, {"predicted", "%"}, {"become 0", "%"}},
                   5);
     struct lab_trainer t;
     bool holds = true;
