@@ -2,14 +2,16 @@
 #include "cairn/fp8.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 #include "core/cpu.h"
 #include "core/dtype.h"
 #include "core/options.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "fp8.h"
 
-enum { BLOCK = 1024 };
+enum { BLOCK = 1024, GRAIN = 32 * BLOCK };
 
 static const struct cairn__kernels *kernels(void) {
     return cairn__kernels_cpu(cairn__cpu_features());
@@ -67,31 +69,65 @@ static const void *at(const void *x, cairn_dtype dtype, size_t i) {
     return (const char *)x + i * cairn_dtype_nbytes(dtype);
 }
 
-void cairn__fp8_round(int format, void *dst, cairn_dtype to, const void *x, cairn_dtype from, size_t n,
-                      const struct cairn__fp8 *how) {
+/* ---- in pieces, for the pool's threads ---- */
+
+struct round_pass {
+    int format;
+    void *dst;
+    cairn_dtype to;
+    const void *x;
+    cairn_dtype from;
+    const struct cairn__fp8 *how;
+};
+
+static void round_piece(void *ctx, size_t begin, size_t end) {
+    const struct round_pass *p = ctx;
     const struct cairn__kernels *k = kernels();
-    struct cairn__fp8 part = *how;
+    struct cairn__fp8 part = *p->how;
     float wide[BLOCK];
-    for (size_t i = 0; i < n; i += BLOCK, part.first += BLOCK) {
-        const size_t m = block_at(i, n);
-        float *rounded = to == CAIRN_F32 ? (float *)dst + i : wide;
-        if (from != CAIRN_F32) k->cast[from][CAIRN_F32](rounded, at(x, from, i), m);
-        k->fp8_round[format](rounded, from == CAIRN_F32 ? (const float *)x + i : rounded, m, &part);
-        if (to != CAIRN_F32) k->cast[CAIRN_F32][to]((char *)dst + i * cairn_dtype_nbytes(to), rounded, m);
+    part.first += begin;
+    for (size_t i = begin; i < end; i += BLOCK, part.first += BLOCK) {
+        const size_t m = block_at(i, end);
+        float *rounded = p->to == CAIRN_F32 ? (float *)p->dst + i : wide;
+        if (p->from != CAIRN_F32) k->cast[p->from][CAIRN_F32](rounded, at(p->x, p->from, i), m);
+        k->fp8_round[p->format](rounded, p->from == CAIRN_F32 ? (const float *)p->x + i : rounded, m, &part);
+        if (p->to != CAIRN_F32) k->cast[CAIRN_F32][p->to]((char *)p->dst + i * cairn_dtype_nbytes(p->to), rounded, m);
     }
 }
 
-float cairn__fp8_amax(const void *x, cairn_dtype dtype, size_t n) {
+void cairn__fp8_round(int format, void *dst, cairn_dtype to, const void *x, cairn_dtype from, size_t n,
+                      const struct cairn__fp8 *how) {
+    struct round_pass p = {format, dst, to, x, from, how};
+    cairn__parallel_for(n, GRAIN, round_piece, &p);
+}
+
+struct amax_pass {
+    const void *x;
+    cairn_dtype dtype;
+    _Atomic uint32_t most; /* as bits, which compare as magnitudes do */
+};
+
+static void amax_piece(void *ctx, size_t begin, size_t end) {
+    struct amax_pass *p = ctx;
     const struct cairn__kernels *k = kernels();
     float wide[BLOCK], most = 0;
-    if (dtype == CAIRN_F32) return k->amax(x, n);
-    for (size_t i = 0; i < n; i += BLOCK) {
-        const size_t m = block_at(i, n);
-        k->cast[dtype][CAIRN_F32](wide, at(x, dtype, i), m);
-        most = fmaxf(most, k->amax(wide, m));
+    for (size_t i = begin; i < end; i += BLOCK) {
+        const size_t m = block_at(i, end);
+        if (p->dtype != CAIRN_F32) k->cast[p->dtype][CAIRN_F32](wide, at(p->x, p->dtype, i), m);
+        most = fmaxf(most, k->amax(p->dtype == CAIRN_F32 ? (const float *)p->x + i : wide, m));
     }
-    return most;
+    const uint32_t own = cairn__f32_bits(most);
+    uint32_t other = atomic_load(&p->most);
+    while (other < own && !atomic_compare_exchange_weak(&p->most, &other, own)) continue;
 }
+
+float cairn__fp8_amax(const void *x, cairn_dtype dtype, size_t n) {
+    struct amax_pass p = {.x = x, .dtype = dtype};
+    cairn__parallel_for(n, GRAIN, amax_piece, &p);
+    return cairn__f32_from_bits(p.most);
+}
+
+/* ---- the calls ---- */
 
 cairn_status cairn_fp8_encode(uint8_t *codes, const void *x, cairn_dtype dtype, size_t n,
                               const struct cairn_fp8_options *options) {

@@ -213,6 +213,28 @@ static void random_rounding_at_the_end_saturates_or_is_lost(void **state) {
     assert_true(fabs(lost / (double)N - 0.25) <= 4 * sqrt(0.25 * 0.75 / N));
 }
 
+/* Pieces of an array are the same for any number of threads, and so are the random numbers of their elements. */
+static void threads_change_no_bit(void **state) {
+    (void)state;
+    static float alone[N];
+    static uint16_t halves[N], some[N];
+    float amax[2];
+    const struct cairn_fp8_options *o = cairn_fp8_options(.stochastic_rounding = CAIRN_ON, .seed = 4, .stream = 2);
+    for (size_t i = 0; i < N; i++) x_of[i] = (float)((i * 7919) % 10007) / 300, halves[i] = (uint16_t)(i % 0x7c00);
+    x_of[N - 3] = 1e9f;
+    OK(cairn_fp8_round(alone, x_of, CAIRN_F32, N, o));
+    OK(cairn_fp8_round(some, halves, CAIRN_F16, N, o));
+    OK(cairn_fp8_amax(x_of, CAIRN_F32, N, &amax[0]));
+    OK(cairn_set_num_threads(3));
+    OK(cairn_fp8_round(y_of, x_of, CAIRN_F32, N, o));
+    OK(cairn_fp8_round(halves, halves, CAIRN_F16, N, o));
+    OK(cairn_fp8_amax(x_of, CAIRN_F32, N, &amax[1]));
+    OK(cairn_set_num_threads(1));
+    assert_memory_equal(alone, y_of, sizeof(alone));
+    assert_memory_equal(some, halves, sizeof(some));
+    assert_true(amax[0] == 1e9f && amax[1] == 1e9f);
+}
+
 /* ---- the greatest magnitude ---- */
 
 static void amax_counts_infinities_and_no_nan(void **state) {
@@ -265,6 +287,7 @@ int main(void) {
         cmocka_unit_test(the_mean_of_random_rounding_is_the_value),
         cmocka_unit_test(random_rounding_is_that_of_the_stream),
         cmocka_unit_test(random_rounding_at_the_end_saturates_or_is_lost),
+        cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(amax_counts_infinities_and_no_nan),
         cmocka_unit_test(nonsense_is_refused),
     };
