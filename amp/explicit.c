@@ -156,6 +156,17 @@ static bool has_gradients(const cairn_optimizer *o) {
     return false;
 }
 
+/* Sums beside slots become one gradient, as the step would make them. */
+static cairn_status count_gradients(amp_scaler *s, const struct user *u) {
+    struct amp_scaler_statistics counted;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__optimizer_prepare(u->optimizer));
+    TRY(cairn__guard_statistics(u->guard, s, &counted));
+    cairn__statistics_add(&s->next, &counted);
+out:
+    return st;
+}
+
 static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *call) {
     struct cairn_device *d = s->env->device;
     cairn_status st = CAIRN_OK;
@@ -176,6 +187,7 @@ static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *c
     if (has_gradients(u->optimizer)) u->recorded = s->users->recorded = true;
     if (u->guard->skips && cairn__guard_check_all(u->guard, u->guard->found))
         d->passes->share_flag(d, u->guard->found, into, 2);
+    if (u->stage == READY && cairn__scaler_looks(s)) TRY(count_gradients(s, u));
 out:
     return st;
 }

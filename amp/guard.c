@@ -87,6 +87,7 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     if (g->agrees) TRY(cairn__guard_agree(g));
     if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g)); /* of this optimizer's own overflow alone */
     if (g->skips && cairn__optimizer_partners(g->optimizer)) TRY(cairn__guard_agree_with_partners(g));
+    TRY(cairn__guard_count(g));
     /* Scalers of the losses since the last step are updated, unless another optimizer's step has, and listed in *end:
      * the report names one of them. */
     for (int id = 0; id < g->num_scalers; id++) {
@@ -244,8 +245,11 @@ static cairn_status log_skip(const struct cairn__amp_guard *g, const struct cair
                    "Gradient overflow.  Skipping step, loss scaler %d reducing loss scale to %.10g: %s", (int)r->scaler,
                    r->scale, why);
         return CAIRN_OK;
+    case CAIRN__SCALER_MOVED:
+        cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scaler %d sets loss scale to %.10g: %s",
+                   (int)r->scaler, r->scale, why);
+        return CAIRN_OK;
     case CAIRN__SCALER_KEPT:
-    case CAIRN__SCALER_GREW:
         break;
     }
     if (r->scale == 0 && is_explicit(g)) { /* amp_scaler_update logs the new scale */
@@ -304,7 +308,7 @@ static cairn_status read_scaler_reports(struct cairn__amp_guard *g) {
 /* The scale that the user's update function has set since, which the device does not know. */
 static struct cairn__step_report with_users_scale(const struct cairn__amp_guard *g, struct cairn__step_report r) {
     const amp_scaler *scaler = g->scalers[r.scaler];
-    if (!scaler->update || r.scale == 0) return r;
+    if (scaler->known.rule != CAIRN__SCALER_USER || r.scale == 0) return r;
     const double scale = amp_scaler_get_scale(scaler);
     if (scale < r.scale) r.verdict = CAIRN__SCALER_SHRANK;
     r.scale = scale;
@@ -372,6 +376,8 @@ void cairn__guard_destroy(struct cairn__amp_guard **guard) {
     struct cairn__amp_guard *g = *guard;
     cairn__set_step_guard(g->optimizer, NULL);
     cairn__device_free(g->env->device, g->found);
+    cairn__device_free(g->env->device, g->census);
+    cairn__free(g->host_census);
     cairn__free(g->last);
     cairn__free(g->words);
     cairn__free(g->theirs);

@@ -52,6 +52,10 @@ struct cairn__amp_guard {
 
     int32_t *words, *theirs; /* of ranks that agree; host memory */
     struct cairn__overflow *overflows;
+
+    /* [2][census_room], where a scaler's rule looks at gradients: in device memory, and the host's copy. */
+    struct cairn__census *census, *host_census;
+    size_t census_room;
 };
 
 /* Makes a guard of the optimizer's steps. scalers stays the caller's. waits: a step waits for its report. Errors:
@@ -88,6 +92,15 @@ void cairn__guard_explain_own(const struct cairn__amp_guard *guard, const struct
  * whose own gradients overflowed. Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the
  * group. */
 cairn_status cairn__guard_find_nonfinite_ranks(struct cairn__amp_guard *guard);
+
+/* What the optimizer's gradients are, unscaled, as far as scaler's rule looks at them; with those of ranks or partners
+ * that decide on the step together. Waits for the device; collective where others take part. Errors: CAIRN_ENOMEM;
+ * CAIRN_ESTATE a graph is being recorded; CAIRN_EDEVICE; of the group. (statistics.c) */
+cairn_status cairn__guard_statistics(struct cairn__amp_guard *guard, const amp_scaler *scaler,
+                                     struct amp_scaler_statistics *out);
+
+/* Before a step, once ranks agree on its losses: hands them to the scalers whose rules look at them. */
+cairn_status cairn__guard_count(struct cairn__amp_guard *guard);
 
 /* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
 void cairn__guard_destroy(struct cairn__amp_guard **guard);

@@ -379,10 +379,18 @@ static void write_scaler(const struct cairn__scaler_state *s, char *text, size_t
         snprintf(text, nbytes, "%.9g", s->scale);
         return;
     }
+    if (s->rule == CAIRN__SCALER_LOGMAX) {
+        snprintf(text, nbytes, "logmax from %.9g in [%.9g, %.9g], %.9g deviations below 2^%.9g", s->scale, s->min,
+                 s->max, s->overflow_std_dev, s->log_max);
+        return;
+    }
     const int used = snprintf(text, nbytes, "%s from %.9g in [%.9g, %.9g], x%.9g after %lld, x%.9g",
                               cairn__scaler_kind_name((amp_scaler_kind)s->rule), s->scale, s->min, s->max, s->growth,
                               (long long)s->window, s->backoff);
-    if (s->hysteresis == 1 || used < 0 || (size_t)used >= nbytes) return;
+    if (used < 0 || (size_t)used >= nbytes) return;
+    if (s->rule == CAIRN__SCALER_HISTOGRAM)
+        snprintf(text + used, nbytes - (size_t)used, ", %.9g from 2^%.9g on", s->saturation_share, s->saturation_log);
+    if (s->hysteresis == 1) return;
     snprintf(text + used, nbytes - (size_t)used, ", hysteresis %d%s", (int)s->hysteresis,
              s->consecutive ? " consecutive" : "");
 }

@@ -35,7 +35,11 @@ static cairn_status update_by_user(struct amp_scaler *s, int found) {
     struct amp_scaler_state next;
     const double before = s->known.scale, floor = s->known.min;
     cairn__scaler_state_show(&s->known, &next);
-    s->update(s->ctx, &next, found);
+    if (s->update_by_statistics) {
+        s->update_by_statistics(s->ctx, &next, found, &s->seen[(uint64_t)s->known.updates % CAIRN__REPORTS]);
+    } else {
+        s->update(s->ctx, &next, found);
+    }
     REQUIRE(isfinite(next.scale) && next.scale > 0, CAIRN_EINVAL,
             "the update function of loss scaler %d set the scale to %.10g; it must be a finite number above 0, so the "
             "scale stays %.10g",
@@ -109,6 +113,10 @@ static cairn_status read_reports(struct cairn__report_reader *reader) {
 
 /* ---- making and ending ---- */
 
+static void drop_statistics(struct amp_scaler *s) {
+    s->next = (struct amp_scaler_statistics){.struct_size = sizeof(s->next)};
+}
+
 static void free_scaler(struct amp_scaler *s) {
     if (!s) return;
     cairn__device_free(s->env->device, s->state);
@@ -126,14 +134,18 @@ cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_sta
     struct amp_scaler *s = NULL;
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_scaler_options"));
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
+    drop_statistics(s);
     s->env = env;
     s->update = o.update;
+    s->update_by_statistics = o.update_by_statistics;
+    s->saturation_log = cairn__saturation_log(&o);
     s->ctx = o.ctx;
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(*s->state), (void **)&s->state));
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__AMP_CELLS * sizeof(s->cells[0]), (void **)&s->cells));
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, 2 * sizeof(s->no_loss[0]), (void **)&s->no_loss));
     TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * sizeof(s->reports[0]), (void **)&s->reports));
     s->known = *fresh;
+    s->queued = (uint64_t)fresh->updates;
     d->passes->store(d, s->state, fresh, sizeof(*fresh));
     d->passes->store(d, s->no_loss, (float[2]){0, 0}, 2 * sizeof(s->no_loss[0]));
     s->reader = (struct cairn__report_reader){.read = read_reports, .next = s->env->readers};
@@ -292,8 +304,23 @@ static void drop_pending(struct amp_scaler *s) {
     s->shown_on_device = false;
 }
 
+/* An update that is queued without the host, by a replay, has no statistics: no rule that looks is ever recorded. */
+static void hand_over_statistics(struct amp_scaler *s) {
+    struct cairn_device *d = s->env->device;
+    const struct amp_scaler_statistics *next = &s->next;
+    const double largest = next->infs || next->nans ? (double)INFINITY : next->largest;
+    const double count = (double)(next->elements - next->zeros);
+    const double shares[] = {count > 0 ? (double)next->saturating / count : -1,
+                             count > 0 ? (double)next->saturating_if_grown / count : -1};
+    s->seen[++s->queued % CAIRN__REPORTS] = *next;
+    if (s->known.rule == CAIRN__SCALER_LOGMAX) d->passes->store(d, &s->state->largest, &largest, sizeof(largest));
+    if (s->known.rule == CAIRN__SCALER_HISTOGRAM) d->passes->store(d, &s->state->saturating, shares, sizeof(shares));
+    drop_statistics(s);
+}
+
 void cairn__scaler_queue_update(amp_scaler *s) {
     struct cairn_device *d = s->env->device;
+    hand_over_statistics(s);
     d->passes->scaler_update(d, s->state, s->reports);
     drop_pending(s);
 }
@@ -301,6 +328,7 @@ void cairn__scaler_queue_update(amp_scaler *s) {
 void cairn__scaler_drop_found(amp_scaler *s) {
     struct cairn_device *d = s->env->device;
     d->passes->clear_flags(d, &s->state->found, 1);
+    drop_statistics(s);
     drop_pending(s);
 }
 
@@ -353,7 +381,7 @@ out:
 }
 
 cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where) {
-    REQUIRE(kind != AMP_SCALER_USER || scaler->update, CAIRN_EINVAL,
+    REQUIRE(kind != AMP_SCALER_USER || scaler->update || scaler->update_by_statistics, CAIRN_EINVAL,
             "%sthe kind is user, but the scaler was created without an update function", where);
     REQUIRE(kind == AMP_SCALER_STATIC || !scaler->ignores_overflow, CAIRN_EINVAL,
             "%sthe kind is %s, a dynamic scale, which needs skipped steps, but this context has skip_nonfinite=OFF; "
@@ -370,7 +398,7 @@ void cairn__scaler_put(amp_scaler *s, const struct cairn__scaler_state *state) {
     s->known = *state;
     s->known.id = id;
     memset(s->reports, 0, CAIRN__REPORTS * sizeof(s->reports[0]));
-    s->last_read = (uint64_t)state->updates;
+    s->last_read = s->queued = (uint64_t)state->updates;
     d->passes->store(d, s->state, &s->known, sizeof(s->known));
 }
 

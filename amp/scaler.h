@@ -38,8 +38,16 @@ struct amp_scaler {
     bool ignores_overflow; /* of a context with skip_nonfinite = OFF: no overflow is reported to it */
     int pending;           /* losses scaled since the last update; part of env->unstepped */
 
-    void (*update)(void *ctx, struct amp_scaler_state *state, int found); /* AMP_SCALER_USER */
+    void (*update)(void *ctx, struct amp_scaler_state *state, int found);              /* AMP_SCALER_USER: this, */
+    void (*update_by_statistics)(void *ctx, struct amp_scaler_state *state, int found, /* or this one */
+                                 const struct amp_scaler_statistics *statistics);
     void *ctx;
+    double saturation_log; /* that update_by_statistics counts by */
+
+    /* Of gradients, where the rule looks at them: since the last update; and of updates by their number, whose reports
+     * have not all been read. */
+    struct amp_scaler_statistics next, seen[CAIRN__REPORTS];
+    uint64_t queued; /* the number of the last update that was queued */
 
     struct amp_scaler_update_record *records;
     size_t record_nbytes; /* of one, as the user's struct has it */
@@ -59,6 +67,9 @@ struct amp_scaler {
  * range. */
 cairn_status cairn__scaler_resolve(const struct amp_scaler_options *options, int id, struct cairn__scaler_state *out);
 
+/* The default filled in. */
+double cairn__saturation_log(const struct amp_scaler_options *options);
+
 /* "apex"; NULL where kind is none. */
 const char *cairn__scaler_kind_name(amp_scaler_kind kind);
 
@@ -70,14 +81,18 @@ struct cairn__scaler_field {
     enum cairn__scaler_field_type type;
     size_t offset; /* in struct amp_scaler_state */
     double least, most;
-    const char *must; /* "it must be " */
+    const char *must;     /* "it must be " */
+    amp_scaler_kind only; /* of this kind alone; 0 = of all */
 };
-enum { CAIRN__SCALER_FIELDS = 16 };
+enum { CAIRN__SCALER_FIELDS = 28 };
 extern const struct cairn__scaler_field cairn__scaler_fields[CAIRN__SCALER_FIELDS];
 
 /* where: the beginning of the message, "amp_scaler_set_state: ". Errors: CAIRN_EINVAL */
 cairn_status cairn__scaler_check_field(const struct cairn__scaler_field *field, const struct amp_scaler_state *state,
                                        const char *where);
+
+/* Whether scalers of this kind have the field. */
+bool cairn__scaler_has_field(amp_scaler_kind kind, const struct cairn__scaler_field *field);
 
 /* Convert between the public state and the device's. The second checks it (CAIRN_EINVAL), clamps the scale to floor and
  * ceiling, as it does init_scale, and hysteresis_left to [0, hysteresis], except for AMP_SCALER_USER; out's id and
@@ -130,6 +145,15 @@ cairn_status cairn__scaler_use_scale(amp_scaler *scaler, const struct cairn__los
 
 /* *shown = 1, in device memory. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__scaler_show_1(amp_scaler *scaler, const float **shown);
+
+/* Whether its rule looks at gradients. */
+static inline bool cairn__scaler_looks(const amp_scaler *scaler) {
+    return scaler->known.rule == CAIRN__SCALER_LOGMAX || scaler->known.rule == CAIRN__SCALER_HISTOGRAM ||
+           (scaler->known.rule == CAIRN__SCALER_USER && scaler->update_by_statistics);
+}
+
+/* Adds what more gradients were. (statistics.c) */
+void cairn__statistics_add(struct amp_scaler_statistics *to, const struct amp_scaler_statistics *more);
 
 /* Queues an update with what was found, and no loss is pending any more. */
 void cairn__scaler_queue_update(amp_scaler *scaler);

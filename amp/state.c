@@ -59,7 +59,7 @@ static cairn_status write_scaler(struct text *t, size_t id, const amp_scaler *sc
     append(t, line);
     for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
         const struct cairn__scaler_field *f = &cairn__scaler_fields[i];
-        write_field(t, id, f, (const char *)&state + f->offset);
+        if (cairn__scaler_has_field(state.kind, f)) write_field(t, id, f, (const char *)&state + f->offset);
     }
 out:
     return st;
@@ -89,8 +89,9 @@ struct reading {
 
 /* "apex" */
 static bool read_kind(const char *value, amp_scaler_kind *out) {
-    for (int kind = AMP_SCALER_STATIC; kind <= AMP_SCALER_USER; kind++) {
-        if (strcmp(value, cairn__scaler_kind_name((amp_scaler_kind)kind)) != 0) continue;
+    const char *name;
+    for (int kind = AMP_SCALER_STATIC; (name = cairn__scaler_kind_name((amp_scaler_kind)kind)); kind++) {
+        if (strcmp(value, name) != 0) continue;
         *out = (amp_scaler_kind)kind;
         return true;
     }
@@ -128,7 +129,7 @@ static const struct cairn__scaler_field *find_field(const char *name) {
 static cairn_status set_field(struct amp_scaler_state *state, const char *name, const char *value, const char *where) {
     if (strcmp(name, "kind") == 0) {
         REQUIRE(read_kind(value, &state->kind), CAIRN_EINVAL,
-                "%sthe kind must be static, apex, torch, deepspeed, megatron or user", where);
+                "%sthe kind must be static, apex, torch, deepspeed, megatron, user, logmax or histogram", where);
         return CAIRN_OK;
     }
     const struct cairn__scaler_field *f = find_field(name);

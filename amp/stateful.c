@@ -20,6 +20,13 @@ static cairn_status list_field(const struct cairn__scaler_field *f, const struct
                                   prefix, f->name);
 }
 
+/* A checkpoint has the fields of the kind that was saved. */
+static bool is_listed(const struct cairn__scaler_field *f, const struct amp_scaler_state *state, const char *prefix,
+                      const struct cairn__entries *entries) {
+    if (f->only && cairn__entries_is_load(entries)) return cairn__entries_has(entries, "%s%s", prefix, f->name);
+    return cairn__scaler_has_field(state->kind, f);
+}
+
 /* What an update tells besides the state that the next one begins with is behind it. */
 static cairn_status list_scaler(const amp_scaler *s, const char *prefix, enum cairn__entry_owner owner,
                                 struct cairn__entries *entries) {
@@ -29,8 +36,10 @@ static cairn_status list_scaler(const amp_scaler *s, const char *prefix, enum ca
     TRY(amp_scaler_get_state(s, &state));
     TRY(cairn__device_download(s->env->device, &all, s->state, sizeof(all)));
     TRY(cairn__entries_add_i64(entries, owner, (int64_t)state.kind, "%skind", prefix));
-    for (int i = 0; i < CAIRN__SCALER_FIELDS; i++)
-        TRY(list_field(&cairn__scaler_fields[i], &state, prefix, owner, entries));
+    for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
+        const struct cairn__scaler_field *f = &cairn__scaler_fields[i];
+        if (is_listed(f, &state, prefix, entries)) TRY(list_field(f, &state, prefix, owner, entries));
+    }
     TRY(cairn__entries_add_i64(entries, owner, all.last_found, "%slast_found", prefix));
     TRY(cairn__entries_add_i64(entries, owner, all.verdict, "%sverdict", prefix));
 out:
@@ -63,8 +72,11 @@ static cairn_status read_scaler(amp_scaler *s, const char *prefix, const struct 
     cairn_status st = CAIRN_OK;
     snprintf(where, sizeof(where), "loss scaler: %s", prefix);
     const int64_t kind = cairn__entries_i64(entries, "%skind", prefix);
-    state.kind = (amp_scaler_kind)(kind >= AMP_SCALER_STATIC && kind <= AMP_SCALER_USER ? kind : 0);
-    for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) TRY(read_field(&cairn__scaler_fields[i], prefix, entries, &state));
+    state.kind = (amp_scaler_kind)(kind == (int)kind ? kind : 0);
+    for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
+        const struct cairn__scaler_field *f = &cairn__scaler_fields[i];
+        if (cairn__scaler_has_field(state.kind, f)) TRY(read_field(f, prefix, entries, &state));
+    }
     TRY(cairn__scaler_state_take(&state, where, next));
     TRY(cairn__scaler_check_kind(s, state.kind, where));
     TRY(cairn__scaler_synchronize(s, where));

@@ -16,8 +16,8 @@
 extern "C" {
 #endif
 
-/* Rules. found: an overflow. Every rule keeps the scale between min_scale and max_scale; an overflow that would lower a
- * scale which is at its floor is CAIRN_ENUMERIC from cairn_step. */
+/* Rules; docs/training.md compares them. found: an overflow. Every rule keeps the scale between min_scale and
+ * max_scale; an overflow that would lower a scale which is at its floor is CAIRN_ENUMERIC from cairn_step. */
 typedef enum amp_scaler_kind {
     /* The scale never changes; of the options below init_scale alone is its. */
     AMP_SCALER_STATIC = 1,
@@ -35,11 +35,48 @@ typedef enum amp_scaler_kind {
     /* The first hysteresis - 1 overflows only use up hysteresis; it is refilled when the scale grows and not before.
      * Scale, floor and ceiling are f32. Source: megatron/core/optimizer/grad_scaler.py, DynamicGradScaler. */
     AMP_SCALER_MEGATRON = 5,
-    /* update, below, decides, on the host. */
+    /* update or update_by_statistics, below, decides, on the host. */
     AMP_SCALER_USER = 6,
+    /* A log-normal model of the largest |gradient| of a step, g, unscaled, sets the scale anew at every update:
+     *     x = log2 g, or log_max when found or where a gradient is not finite
+     *     mean: the running mean of x by beta1;  deviation: the root of x's running variance by beta2 (both corrected
+     *     for their start from 0, as Adam's)
+     *     scale = 2^(log_max - (mean + overflow_std_dev * deviation)), within floor and ceiling
+     * so that 2^log_max is passed by one step in a thousand, at 3.09 deviations of a normal x. Where all gradients are
+     * 0, g has no logarithm: the step leaves model and scale alone. The scale is in general no power of two.
+     * Source: NVIDIA/OpenSeq2Seq, open_seq2seq/optimizers/automatic_loss_scaler.py, LogMaxScaler. Other than there: in
+     * f64; all gradients 0 make the source's means infinite; its 16 in the last line is log_max here; and on an
+     * overflow it feeds x = 2^log_max, 65536 where 16 is meant, which keeps the scale at its floor for hundreds of
+     * steps: overflow_feeds_power = CAIRN_ON does as its code does. */
+    AMP_SCALER_LOGMAX = 7,
+    /* Keeps the share of saturating gradients under a bound, and so lowers the scale before it costs a step. An element
+     * g saturates at scale S where |g| S >= 2^saturation_log, the top binade of f16 by default, or where it is infinite
+     * or NaN; shares are of the elements but 0.
+     *     found, or more than saturation_share saturates at S: times backoff_factor
+     *     else, once at most saturation_share would have saturated at S growth_factor in growth_interval steps in a
+     *     row: times growth_factor
+     * A step that has no element but 0 counts in neither. Source: ours, after the bound of Zhao, Vogel, Ahmed
+     * (layer_scales.h) on the share that leaves the range at the other end. */
+    AMP_SCALER_HISTOGRAM = 8,
 } amp_scaler_kind;
 
 struct amp_scaler_state; /* below */
+
+/* What the gradients of a step were, unscaled; counted for AMP_SCALER_LOGMAX, AMP_SCALER_HISTOGRAM and
+ * update_by_statistics alone, at the price of one read of the gradients a step (of two where it counts what saturates:
+ * not for logmax), for which a step on a GPU waits: such a scaler cannot be recorded into a
+ * graph. Of the optimizer whose step updates the scaler, as the step finds them, before the coefficient of clipping by
+ * norm; the explicit way: of all optimizers that were unscaled or stepped since the last update. Ranks whose gradients
+ * ddp has reduced hold equal ones, and see the same; in a step between amp_begin_step and amp_end_step each rank's own
+ * count, and all ranks see their sum; so do a pipeline's stages. All 0: no gradient was counted. */
+struct amp_scaler_statistics {
+    size_t struct_size;
+    double largest;            /* |gradient| of the finite elements; 0 where there is none */
+    int64_t elements;          /* of parameters that have a gradient */
+    int64_t zeros, infs, nans; /* among them */
+    /* As AMP_SCALER_HISTOGRAM has it: at the scale as it is, and at growth_factor times that. */
+    int64_t saturating, saturating_if_grown;
+};
 
 /* Choices; 0 takes the default of the kind:
  *               init     growth  backoff  interval  hysteresis  floor  ceiling
@@ -49,6 +86,8 @@ struct amp_scaler_state; /* below */
  *   deepspeed   2^16     2       1/2      1000      2           1      2^126
  *   megatron    2^32     2       1/2      1000      2           1      2^126
  *   user        2^16     2       1/2      2000      1           1      2^126
+ *   logmax      1        -       -        -         -           1      2^24
+ *   histogram   2^16     2       1/2      100       -           1      2^24
  * An init outside [floor, ceiling] begins at the nearer of them. */
 struct amp_scaler_options {
     size_t struct_size;
@@ -67,6 +106,20 @@ struct amp_scaler_options {
      * not a finite number above 0 is CAIRN_EINVAL, and the state stays. */
     void (*update)(void *ctx, struct amp_scaler_state *state, int found);
     void *ctx;
+
+    /* Of AMP_SCALER_LOGMAX. */
+    double log_max;                    /* 16; log2 of what overflows; from -126 to 126 */
+    double beta1, beta2;               /* 0.99, 0.999; in (0, 1) */
+    double overflow_std_dev;           /* 3.09; > 0 */
+    cairn_switch overflow_feeds_power; /* OFF: an overflow feeds log_max; ON: 2^log_max, as the source's code */
+
+    /* Of AMP_SCALER_USER, in place of update: the same, with what the gradients of the step were. */
+    void (*update_by_statistics)(void *ctx, struct amp_scaler_state *state, int found,
+                                 const struct amp_scaler_statistics *statistics);
+
+    /* Of AMP_SCALER_HISTOGRAM, and of what update_by_statistics is shown. */
+    double saturation_share; /* 1e-4; in (0, 1); histogram alone */
+    double saturation_log;   /* 15; from -126 to 126 */
 };
 #define amp_scaler_options(...) \
     (&(struct amp_scaler_options){.struct_size = sizeof(struct amp_scaler_options), __VA_ARGS__})
@@ -85,6 +138,14 @@ struct amp_scaler_state {
     int hysteresis, hysteresis_left;
     int consecutive_hysteresis;
     double user[4]; /* of an update of the user's own */
+
+    /* Of AMP_SCALER_LOGMAX: its options, then what its source calls so: the sums behind the running means, and the
+     * powers of beta1 and beta2 that correct them. 0 of other kinds. */
+    double log_max, beta1, beta2, overflow_std_dev;
+    double x_hat, slow_x_hat, xsquared_hat, b1_correction, b2_correction;
+    int64_t overflow_feeds_power; /* 0 or 1 */
+
+    double saturation_share, saturation_log; /* of AMP_SCALER_HISTOGRAM; 0 of other kinds */
 };
 #define AMP_SCALER_STATE_INIT \
     { .struct_size = sizeof(struct amp_scaler_state) }

@@ -55,6 +55,7 @@ struct cairn__taken {
 struct cairn__census {
     uint64_t zeros, subnormals, infs, nans;
     int32_t max_exponent, min_exponent; /* of finite values but 0, as ilogb; 0 where there is none */
+    double largest;                     /* |x| of finite values; 0 where there is none */
 };
 
 struct cairn__passes {

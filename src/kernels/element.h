@@ -96,4 +96,9 @@ CAIRN__HOST_DEVICE static inline int32_t cairn__exponent_of(uint32_t magnitude) 
     return exponent;
 }
 
+/* |x| of a finite f32 likewise. */
+CAIRN__HOST_DEVICE static inline double cairn__value_of(uint32_t magnitude) {
+    return magnitude < 0x800000u ? (double)magnitude * 0x1p-149 : (double)cairn__f32_from_bits(magnitude);
+}
+
 #endif

@@ -104,10 +104,12 @@ typedef void (*cairn__fp8_decode_fn)(float *dst, const uint8_t *x, size_t n, flo
 typedef float (*cairn__amax_fn)(const float *x, size_t n);
 
 /* *infs, *nans, *zeros, *subnormals += the elements that are; *max and *min = the larger, smaller of themselves and the
- * exponents of finite elements but 0. subnormal: not 0, |x| < least_normal. */
+ * exponents of finite elements but 0; *largest = the larger of itself and |x| of finite elements, exactly. subnormal:
+ * not 0, |x| < least_normal. */
 struct cairn__counts {
     uint64_t zeros, subnormals, infs, nans;
     int32_t max_exponent, min_exponent; /* INT32_MIN, INT32_MAX where there was none */
+    double largest;
 };
 typedef void (*cairn__census_fn)(const void *x, size_t n, float least_normal, struct cairn__counts *counts);
 

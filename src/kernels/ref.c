@@ -165,6 +165,8 @@ INLINE void census(cairn_dtype type, const void *x, size_t n, float least_normal
     const int32_t high = cairn__exponent_of(greatest), low = cairn__exponent_of(smallest);
     if (high > counts->max_exponent) counts->max_exponent = high;
     if (low < counts->min_exponent) counts->min_exponent = low;
+    const double largest = cairn__value_of(greatest);
+    if (largest > counts->largest) counts->largest = largest;
 }
 
 INLINE void count_exponents(cairn_dtype type, const void *x, size_t n, struct cairn__exponent_counts *counts) {

@@ -126,6 +126,7 @@ CAIRN__HOST_DEVICE static inline double cairn__f64_of_bits(uint64_t bits) {
 /* ln 2 in two parts; the first has 33 bits, so that its product with an exponent is exact. Source: fdlibm, e_log.c */
 #define CAIRN__LN2_HIGH 6.93147180369123816490e-01
 #define CAIRN__LN2_LOW  1.90821492927058770002e-10
+#define CAIRN__LOG2_E   1.44269504088896340736
 
 /* ln x of a positive normal x: x = m 2^e with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh((m - 1) / (m + 1)), whose
  * argument is below 0.1716: the first term left out is below 1e-17 of the first. */
@@ -148,10 +149,24 @@ CAIRN__HOST_DEVICE static inline double cairn__exp_f64(double x) {
     const double series[] = {
         1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
         1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
-    const double k = floor(x * 1.44269504088896340736 + 0.5);
+    const double k = floor(x * CAIRN__LOG2_E + 0.5);
     if (k < -1021) return 0;
     const double r = x - k * CAIRN__LN2_HIGH - k * CAIRN__LN2_LOW;
     return cairn__polynomial(series, 14, r) * cairn__f64_of_bits((uint64_t)((int64_t)k + 1023) << 52);
+}
+
+/* log2 x of a positive normal x; exact where x is a power of two. */
+CAIRN__HOST_DEVICE static inline double cairn__log2_f64(double x) {
+    const uint64_t bits = cairn__f64_bits(x), fraction = bits & (((uint64_t)1 << 52) - 1);
+    const double e = (double)((int64_t)(bits >> 52) - 1023);
+    return e + CAIRN__LOG2_E * cairn__log_f64(cairn__f64_of_bits((uint64_t)1023 << 52 | fraction));
+}
+
+/* 2^x for x in [-1022, 1023]; exact where x is a whole number. */
+CAIRN__HOST_DEVICE static inline double cairn__exp2_f64(double x) {
+    const double k = floor(x);
+    const double y = x > k ? 2 * cairn__exp_f64((x - k - 1) * (CAIRN__LN2_HIGH + CAIRN__LN2_LOW)) : 1;
+    return y * cairn__f64_of_bits((uint64_t)((int64_t)k + 1023) << 52);
 }
 
 /* x^y for x in [0, 1] and y > 0. */

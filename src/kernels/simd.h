@@ -417,6 +417,8 @@ INLINE void census(int type, const void *x, size_t n, float least_normal, struct
     const int32_t fewest = cairn__exponent_of(widened_bits(type, e.smallest));
     if (most > counts->max_exponent) counts->max_exponent = most;
     if (fewest < counts->min_exponent) counts->min_exponent = fewest;
+    const double largest = cairn__value_of(widened_bits(type, e.greatest));
+    if (largest > counts->largest) counts->largest = largest;
 }
 
 #include "kernels/count_exponents.h"

@@ -31,13 +31,15 @@ enum cairn__scaler_rule {
     CAIRN__SCALER_DEEPSPEED,
     CAIRN__SCALER_MEGATRON,
     CAIRN__SCALER_USER, /* the host sets the scale; the device only counts updates */
+    CAIRN__SCALER_LOGMAX,
+    CAIRN__SCALER_HISTOGRAM,
 };
 
 /* What an update did to the scale. */
 enum cairn__scaler_verdict {
     CAIRN__SCALER_KEPT,
-    CAIRN__SCALER_GREW,
-    CAIRN__SCALER_SHRANK,
+    CAIRN__SCALER_MOVED,         /* grew, or was set anew without an overflow */
+    CAIRN__SCALER_SHRANK,        /* for an overflow */
     CAIRN__SCALER_REACHED_FLOOR, /* shrank, and can shrink no more */
     CAIRN__SCALER_AT_FLOOR,      /* was to shrink and could not */
 };
@@ -58,6 +60,16 @@ struct cairn__scaler_state {
     uint32_t found;        /* an overflow, for the next update */
     uint32_t last_found;   /* `found` of the last update, */
     int32_t verdict;       /* and its verdict */
+
+    /* Of CAIRN__SCALER_LOGMAX: options, then its model. The names are the source's. */
+    double log_max, beta1, beta2, overflow_std_dev;
+    double x_hat, slow_x_hat, xsquared_hat, b1_correction, b2_correction;
+    double largest; /* |gradient|, unscaled, for the next update; infinite where one is not finite, 0: there is none */
+    int64_t overflow_feeds_power;
+
+    /* Of CAIRN__SCALER_HISTOGRAM: its bound, and for the next update the shares that saturate at the scale and at the
+     * grown one; -1: no element but 0. saturation_log is the host's. */
+    double saturation_share, saturation_log, saturating, saturating_if_grown;
 };
 
 /* An update, as the host sees it, in memory that it reads without waiting; a ring like that of step reports. */
@@ -101,7 +113,7 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_grow(s
     s->unskipped = 0;
     if (s->rule == CAIRN__SCALER_TORCH && more > (double)FLT_MAX) return CAIRN__SCALER_KEPT;
     s->scale = more > s->max ? s->max : more;
-    return s->scale > before ? CAIRN__SCALER_GREW : CAIRN__SCALER_KEPT;
+    return s->scale > before ? CAIRN__SCALER_MOVED : CAIRN__SCALER_KEPT;
 }
 
 /* The rules compare the tracker with the window by >=, where their sources use ==: a window that was lowered below the
@@ -149,6 +161,53 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_megatr
     return cairn__scaler_grow(s);
 }
 
+/* x is one more log2 of a largest |gradient|: moves the two running means of x and that of x^2, whose weights halve as
+ * beta says, and returns the x that so many deviations lie below: mean + overflow_std_dev * deviation. */
+CAIRN__HOST_DEVICE static inline double cairn__logmax_cutoff(struct cairn__scaler_state *s, double x) {
+    s->x_hat = s->beta1 * s->x_hat + (1 - s->beta1) * x;
+    s->slow_x_hat = s->beta2 * s->slow_x_hat + (1 - s->beta2) * x;
+    s->xsquared_hat = s->beta2 * s->xsquared_hat + (1 - s->beta2) * (x * x);
+    s->b1_correction = s->b1_correction * s->beta1;
+    s->b2_correction = s->b2_correction * s->beta2;
+    const double slow_mean = s->slow_x_hat / (1 - s->b2_correction);
+    const double variance = s->xsquared_hat / (1 - s->b2_correction) - slow_mean * slow_mean;
+    const double deviation = variance > 0 ? sqrt(variance) : 0;
+    return s->x_hat / (1 - s->b1_correction) + s->overflow_std_dev * deviation;
+}
+
+/* open_seq2seq/optimizers/automatic_loss_scaler.py, LogMaxScaler.update_op, in f64. Gradients that are all 0 have no
+ * logarithm: there the source's means become infinite, and here the scale stays. */
+CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_logmax(struct cairn__scaler_state *s,
+                                                                                 uint32_t found) {
+    const bool overflowed = found || s->largest > DBL_MAX;
+    const double before = s->scale, far = 256; /* 2^far is beyond every floor and ceiling */
+    double x = s->overflow_feeds_power ? cairn__exp2_f64(s->log_max) : s->log_max;
+    s->unskipped = found ? 0 : s->unskipped + 1;
+    if (!overflowed && s->largest == 0) return CAIRN__SCALER_KEPT;
+    if (!overflowed) x = cairn__log2_f64(s->largest);
+    const double room = s->log_max - cairn__logmax_cutoff(s, x);
+    const double proposed = cairn__exp2_f64(room < -far ? -far : room > far ? far : room);
+    s->scale = proposed < s->min ? s->min : proposed > s->max ? s->max : proposed;
+    if (found && before <= s->min && proposed < s->min) return CAIRN__SCALER_AT_FLOOR;
+    if (found && s->scale < before) return s->scale == s->min ? CAIRN__SCALER_REACHED_FLOOR : CAIRN__SCALER_SHRANK;
+    return s->scale != before ? CAIRN__SCALER_MOVED : CAIRN__SCALER_KEPT;
+}
+
+/* Ours: apex's rule, where saturation counts as an overflow, and a step as clean only if it would be at the grown
+ * scale. */
+CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_histogram(struct cairn__scaler_state *s,
+                                                                                    uint32_t found) {
+    const double before = s->scale;
+    if (found || s->saturating > s->saturation_share) {
+        const enum cairn__scaler_verdict verdict = cairn__scaler_shrink(s);
+        s->unskipped = 0;
+        return found ? verdict : s->scale < before ? CAIRN__SCALER_MOVED : CAIRN__SCALER_KEPT;
+    }
+    if (s->saturating < 0) return CAIRN__SCALER_KEPT;
+    s->unskipped = s->saturating_if_grown > s->saturation_share ? 0 : s->unskipped + 1;
+    return s->unskipped < s->window ? CAIRN__SCALER_KEPT : cairn__scaler_grow(s);
+}
+
 /* One optimizer step's verdict: found = a gradient was infinite or NaN. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_update(struct cairn__scaler_state *s,
                                                                                  uint32_t found) {
@@ -162,6 +221,10 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_update
         return cairn__scaler_megatron(s, found);
     case CAIRN__SCALER_STATIC:
         return cairn__scaler_static(s, found);
+    case CAIRN__SCALER_LOGMAX:
+        return cairn__scaler_logmax(s, found);
+    case CAIRN__SCALER_HISTOGRAM:
+        return cairn__scaler_histogram(s, found);
     case CAIRN__SCALER_USER:
         break;
     }
@@ -351,6 +414,8 @@ cairn__scaler_update_scalars(struct cairn__scaler_state *s, struct cairn__scaler
     s->updates++;
     s->last_found = found;
     s->found = 0;
+    s->largest = 0;
+    s->saturating = s->saturating_if_grown = -1;
     r->scale = s->scale;
     r->unskipped = s->unskipped;
     r->found = found;

@@ -58,6 +58,11 @@ static void keep_scale(void *ctx, struct amp_scaler_state *state, int found) {
     (void)ctx, (void)state, (void)found;
 }
 
+static void look_at_statistics(void *ctx, struct amp_scaler_state *state, int found,
+                               const struct amp_scaler_statistics *statistics) {
+    (void)ctx, (void)state, (void)found, (void)statistics;
+}
+
 static void a_scaler_begins_with_the_defaults_of_its_kind(void **state) {
     static const struct {
         double init, max, min;
@@ -83,6 +88,16 @@ static void a_scaler_begins_with_the_defaults_of_its_kind(void **state) {
     }
 }
 
+static void logmax_begins_without_a_model(void **state) {
+    amp_scaler *s = make(test_env_of(state), amp_scaler_options(.kind = AMP_SCALER_LOGMAX));
+    const struct amp_scaler_state now = state_of(s);
+    assert_true(now.scale == 1 && now.min_scale == 1 && now.max_scale == 0x1p24);
+    assert_true(now.log_max == 16 && now.beta1 == 0.99 && now.beta2 == 0.999 && now.overflow_std_dev == 3.09);
+    assert_true(now.x_hat == 0 && now.slow_x_hat == 0 && now.xsquared_hat == 0 && !now.overflow_feeds_power);
+    assert_true(now.b1_correction == 1 && now.b2_correction == 1);
+    amp_scaler_destroy(&s);
+}
+
 static void without_options_a_scaler_is_as_torchs(void **state) {
     amp_scaler *s = make(test_env_of(state), NULL);
     assert_int_equal(state_of(s).kind, AMP_SCALER_TORCH);
@@ -94,7 +109,7 @@ static void options_that_make_no_sense_are_refused_with_a_sentence(void **state)
         struct amp_scaler_options options;
         const char *sentence;
     } bad[] = {
-        {{.kind = (amp_scaler_kind)7}, "kind is 7"},
+        {{.kind = (amp_scaler_kind)77}, "kind is 77"},
         {{.kind = (amp_scaler_kind)-1}, "kind is -1"},
         {{.init_scale = -2}, "init_scale is -2"},
         {{.init_scale = NAN}, "init_scale is nan"},
@@ -119,6 +134,26 @@ static void options_that_make_no_sense_are_refused_with_a_sentence(void **state)
         {{.kind = AMP_SCALER_STATIC, .max_scale = 4}, "leave them out, or choose another kind"},
         {{.kind = AMP_SCALER_USER}, "AMP_SCALER_USER needs an update function; set update"},
         {{.update = keep_scale}, "a scaler of kind apex does not call update"},
+        {{.update_by_statistics = look_at_statistics}, "a scaler of kind apex does not call update_by_statistics"},
+        {{.kind = AMP_SCALER_USER, .update = keep_scale, .update_by_statistics = look_at_statistics},
+         "update and update_by_statistics are both set"},
+        {{.kind = AMP_SCALER_LOGMAX, .growth_factor = 2}, "a logmax scaler sets its scale by a model"},
+        {{.kind = AMP_SCALER_LOGMAX, .backoff_factor = 0.5}, "a logmax scaler sets its scale by a model"},
+        {{.kind = AMP_SCALER_LOGMAX, .growth_interval = 7}, "a logmax scaler sets its scale by a model"},
+        {{.kind = AMP_SCALER_LOGMAX, .hysteresis = 2}, "a scaler of kind logmax has no hysteresis"},
+        {{.kind = AMP_SCALER_LOGMAX, .log_max = 127}, "log_max is 127; it must be a number from -126 to 126"},
+        {{.kind = AMP_SCALER_LOGMAX, .log_max = NAN}, "log_max is nan"},
+        {{.kind = AMP_SCALER_LOGMAX, .beta1 = 1}, "beta1 is 1; it must be a number between 0 and 1"},
+        {{.kind = AMP_SCALER_LOGMAX, .beta2 = -0.5}, "beta2 is -0.5; it must be a number between 0 and 1"},
+        {{.kind = AMP_SCALER_LOGMAX, .overflow_std_dev = -1}, "overflow_std_dev is -1; it must be a finite number"},
+        {{.kind = AMP_SCALER_LOGMAX, .overflow_feeds_power = (cairn_switch)9}, "overflow_feeds_power is 9"},
+        {{.log_max = 16}, "need kind logmax, but the kind is apex"},
+        {{.saturation_share = 0.5}, "saturation_share needs kind histogram, but the kind is apex"},
+        {{.saturation_log = 3}, "saturation_log needs kind histogram or update_by_statistics"},
+        {{.kind = AMP_SCALER_HISTOGRAM, .saturation_share = 1}, "saturation_share is 1; it must be a number between"},
+        {{.kind = AMP_SCALER_HISTOGRAM, .saturation_log = NAN}, "saturation_log is nan"},
+        {{.kind = AMP_SCALER_HISTOGRAM, .saturation_log = 127}, "saturation_log is 127; it must be a number from"},
+        {{.kind = AMP_SCALER_TORCH, .overflow_feeds_power = CAIRN_ON}, "need kind logmax, but the kind is torch"},
     };
     amp_scaler *s = NULL;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -619,6 +654,7 @@ static void text_has_a_point_whatever_the_programs_locale(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(a_scaler_begins_with_the_defaults_of_its_kind),
+        ENV_TEST(logmax_begins_without_a_model),
         ENV_TEST(without_options_a_scaler_is_as_torchs),
         ENV_TEST(options_that_make_no_sense_are_refused_with_a_sentence),
         ENV_TEST(null_arguments_are_refused),

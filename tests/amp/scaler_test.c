@@ -164,7 +164,7 @@ static struct cairn__scaler_state with_defaults(amp_scaler_kind kind) {
 /* ---- both ---- */
 
 static int verdict_of(const struct model *m, double before) {
-    if (m->scale > before) return CAIRN__SCALER_GREW;
+    if (m->scale > before) return CAIRN__SCALER_MOVED;
     if (!m->shrank) return CAIRN__SCALER_KEPT;
     if (before == m->min) return CAIRN__SCALER_AT_FLOOR;
     return m->scale == m->min ? CAIRN__SCALER_REACHED_FLOOR : CAIRN__SCALER_SHRANK;
@@ -293,7 +293,7 @@ static void apex_doubles_every_2000_clean_steps_up_to_2_to_the_24(void **state) 
     struct cairn__scaler_state s = with_defaults(AMP_SCALER_APEX);
     run_updates(&s, 1999, false);
     assert_true(s.scale == 65536 && s.unskipped == 1999);
-    assert_int_equal(update(&s, false), CAIRN__SCALER_GREW);
+    assert_int_equal(update(&s, false), CAIRN__SCALER_MOVED);
     assert_true(s.scale == 131072 && s.unskipped == 0);
     run_updates(&s, 14000, false);
     assert_true(s.scale == 0x1p24 && s.unskipped == 0);
@@ -333,7 +333,7 @@ static void deepspeed_grows_first_at_1001_clean_steps_and_gives_up_at_the_18th_o
     struct cairn__scaler_state s = with_defaults(AMP_SCALER_DEEPSPEED);
     run_updates(&s, 1000, false);
     assert_true(s.scale == 0x1p16);
-    assert_int_equal(update(&s, false), CAIRN__SCALER_GREW);
+    assert_int_equal(update(&s, false), CAIRN__SCALER_MOVED);
     assert_true(s.scale == 0x1p17);
     s = with_defaults(AMP_SCALER_DEEPSPEED);
     assert_int_equal(update(&s, true), CAIRN__SCALER_KEPT);
@@ -361,7 +361,7 @@ static void torch_keeps_a_scale_that_would_be_infinite_and_others_take_the_ceili
         s.scale = 0x1p110, s.max = 0x1p126, s.growth = 0x1p20, s.window = 1;
         run_updates(&s, 1, false);
         assert_int_equal(update(&s, false), is_torch                       ? CAIRN__SCALER_KEPT
-                                            : kind == AMP_SCALER_DEEPSPEED ? CAIRN__SCALER_GREW
+                                            : kind == AMP_SCALER_DEEPSPEED ? CAIRN__SCALER_MOVED
                                                                            : CAIRN__SCALER_KEPT);
         assert_true(s.scale == (is_torch ? 0x1p110 : 0x1p126));
         s.growth = 2, s.scale = 0x1p126; /* grows to what is a finite f32, above the ceiling */
@@ -394,9 +394,9 @@ static void a_tracker_beyond_a_window_that_was_lowered_grows_at_once(void **stat
         struct cairn__scaler_state s = with_defaults(trackers[i]);
         run_updates(&s, 900, false);
         s.window = 10;
-        assert_int_equal(update(&s, false), CAIRN__SCALER_GREW);
+        assert_int_equal(update(&s, false), CAIRN__SCALER_MOVED);
         run_updates(&s, 9, false);
-        assert_int_equal(update(&s, false), CAIRN__SCALER_GREW);
+        assert_int_equal(update(&s, false), CAIRN__SCALER_MOVED);
     }
 }
 

@@ -221,7 +221,7 @@ static void numbers_that_make_no_sense_change_nothing(void **state) {
         double value;
         const char *says;
     } wrong[] = {{"loss_scaler1.scale", -2, "scale is -2"},
-                 {"loss_scaler1.kind", 9, "kind is 0"},
+                 {"loss_scaler1.kind", 9, "kind is 9"},
                  {"loss_scaler1.verdict", 70, "verdict is 70"},
                  {"loss_scaler1.hysteresis", 1e12, "which is too large"},
                  {"num_losses", 3, "saved with 3 loss scalers"},

@@ -188,9 +188,9 @@ static void clamp_and_census_take_lists(void **state) {
     struct cairn__census c[3];
     d->passes->census(d, items, 3, CAIRN_F32, 0x1p-14f, c);
     assert_true(c[0].zeros == 1 && c[0].subnormals == 1 && c[0].nans == 1 && c[0].infs == 0);
-    assert_true(c[0].max_exponent == 1 && c[0].min_exponent == -130);
-    assert_true(c[1].zeros == 0 && c[1].max_exponent == 0 && c[1].min_exponent == 0);
-    assert_true(c[2].infs == 1 && c[2].max_exponent == 0);
+    assert_true(c[0].max_exponent == 1 && c[0].min_exponent == -130 && c[0].largest == 3);
+    assert_true(c[1].zeros == 0 && c[1].max_exponent == 0 && c[1].min_exponent == 0 && c[1].largest == 0);
+    assert_true(c[2].infs == 1 && c[2].max_exponent == 0 && c[2].largest == 0);
 }
 
 static void exponents_are_counted_for_each_item(void **state) {

@@ -431,7 +431,7 @@ static struct cairn__census census_of(const struct list *l, size_t i, float leas
     ((cairn__census_fn)reference(CAIRN__K_CENSUS, l->type, 0))(host_of(l, i), l->n[i], least_normal, &c);
     const bool any = c.max_exponent >= c.min_exponent;
     return (struct cairn__census){
-        c.zeros, c.subnormals, c.infs, c.nans, any ? c.max_exponent : 0, any ? c.min_exponent : 0};
+        c.zeros, c.subnormals, c.infs, c.nans, any ? c.max_exponent : 0, any ? c.min_exponent : 0, c.largest};
 }
 
 /* out stands between others, which keep what they hold. */
@@ -540,7 +540,7 @@ static void census_of_a_large_tensor_misses_nothing(void **state) {
     assert_int_equal(got.subnormals, each + 1);
     assert_int_equal(got.infs, 2 * each + 1);
     assert_int_equal(got.nans, each + 1);
-    assert_true(got.max_exponent == 15 && got.min_exponent == -24);
+    assert_true(got.max_exponent == 15 && got.min_exponent == -24 && got.largest == 65504);
     cairn__device_free(device, p), cairn__device_free(device, out);
     free(x);
 }

@@ -43,7 +43,7 @@ static void call_round_stochastic(const struct cairn__kernel_row *row, void *con
 }
 static void call_census(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     static const float least_normal[] = {0x1p-14f, 0x1p-126f, 0};
-    out->counts = (struct cairn__counts){1, 2, 3, 4, INT32_MIN, INT32_MAX}; /* added to, not overwritten */
+    out->counts = (struct cairn__counts){1, 2, 3, 4, INT32_MIN, INT32_MAX, 0}; /* added to, not overwritten */
     CALLS(census)(a[0], n, least_normal[v], &out->counts);
 }
 static void call_count_exponents(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,

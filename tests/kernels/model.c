@@ -359,7 +359,7 @@ static bool stochastic_is_right(void *const *before, void *const *after) {
 
 /* With libm's classes of the number it is in f64, where nothing of these types is subnormal. */
 static bool census_is_right(const struct job *job, void *const *a, const struct cairn__counts *got) {
-    struct cairn__counts want = {1, 2, 3, 4, INT32_MIN, INT32_MAX};
+    struct cairn__counts want = {1, 2, 3, 4, INT32_MIN, INT32_MAX, 0};
     for (size_t i = 0; i < N; i++) {
         const double x = value_of(job->array[0].type, a[0], i);
         want.zeros += x == 0, want.infs += isinf(x) != 0, want.nans += isnan(x) != 0;
@@ -367,6 +367,7 @@ static bool census_is_right(const struct job *job, void *const *a, const struct 
         want.subnormals += fabs(x) < 0x1p-14;
         want.max_exponent = ilogb(x) > want.max_exponent ? ilogb(x) : want.max_exponent;
         want.min_exponent = ilogb(x) < want.min_exponent ? ilogb(x) : want.min_exponent;
+        want.largest = fabs(x) > want.largest ? fabs(x) : want.largest;
     }
     return memcmp(got, &want, sizeof(want)) == 0;
 }

@@ -150,6 +150,26 @@ static void every_kind_of_scaler_goes_on_to_the_bit(void **state) {
     }
 }
 
+/* Overflows in a row move logmax's mean far up: the floor is below. */
+static void scalers_that_look_at_gradients_go_on_to_the_bit(void **state) {
+    const struct amp_scaler_options *const kinds[] = {
+        amp_scaler_options(.kind = AMP_SCALER_LOGMAX, .log_max = 6, .beta1 = 0.8, .beta2 = 0.9, .min_scale = 0x1p-100),
+        amp_scaler_options(.kind = AMP_SCALER_HISTOGRAM, .init_scale = 64, .growth_interval = 2, .saturation_log = 8,
+                           .saturation_share = 0.05)};
+    for (int k = 0; k < 2; k++) {
+        const struct resume_case cases[] = {
+            {.name = "in a context",
+             .by = BY_ADAM,
+             .level = AMP_O2,
+             .scaler = kinds[k],
+             .overflows = 0x56,
+             .accumulates = true},
+            {.name = "by itself", .by = BY_SGD_MOMENTUM, .is_explicit = true, .scaler = kinds[k], .overflows = 0x56},
+        };
+        RESUME_ALL(*state, cases);
+    }
+}
+
 static void stochastic_rounding_goes_on_to_the_bit(void **state) {
     const struct resume_case cases[] = {
         {.name = "stochastic", .by = BY_SGD_MOMENTUM, .level = AMP_O3, .half = CAIRN_BF16, .stochastic = true},
@@ -369,6 +389,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_is_frozen_and_thawed_goes_on_to_the_bit),
         cmocka_unit_test(every_level_goes_on_to_the_bit),
         cmocka_unit_test(every_kind_of_scaler_goes_on_to_the_bit),
+        cmocka_unit_test(scalers_that_look_at_gradients_go_on_to_the_bit),
         cmocka_unit_test(stochastic_rounding_goes_on_to_the_bit),
         cmocka_unit_test(a_recorded_training_goes_on_to_the_bit),
         cmocka_unit_test(a_step_that_will_be_skipped_is_so_after_a_load),

@@ -115,7 +115,8 @@ static void census(struct cairn_device *d, const struct cairn__item *items, size
                                         .infs = c.infs,
                                         .nans = c.nans,
                                         .max_exponent = any ? c.max_exponent : 0,
-                                        .min_exponent = any ? c.min_exponent : 0};
+                                        .min_exponent = any ? c.min_exponent : 0,
+                                        .largest = c.largest};
     }
 }
 

@@ -44,7 +44,7 @@ CAIRN__DEVICE void add_to(uint64_t *total, uint32_t count) {
 
 static CAIRN__KERNEL begin_census(cairn__census *out, size_t count) {
     const size_t i = blockIdx.x * (size_t)CAIRN__CUDA_THREADS + threadIdx.x;
-    if (i < count) out[i] = {0, 0, 0, 0, INT_MIN, INT_MAX};
+    if (i < count) out[i] = {0, 0, 0, 0, INT_MIN, INT_MAX, 0};
 }
 
 static CAIRN__KERNEL end_census(cairn__census *out, size_t count) {
@@ -76,6 +76,8 @@ template <class T> static CAIRN__KERNEL census_list(const cairn__multi list) {
     if (op.greatest) {
         atomicMax(&out->max_exponent, cairn__exponent_of(op.greatest));
         atomicMin(&out->min_exponent, cairn__exponent_of(op.smallest));
+        atomicMax((unsigned long long *)&out->largest, /* bits are in the order of numbers that are not negative */
+                  (unsigned long long)cairn__f64_bits(cairn__value_of(op.greatest)));
     }
     if (threadIdx.x != 0) return;
     add_to(&out->zeros, zeros), add_to(&out->subnormals, subnormals);

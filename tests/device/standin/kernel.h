@@ -125,6 +125,12 @@ static inline int atomicMax(int *p, int value) {
     return before;
 }
 
+static inline unsigned long long atomicMax(unsigned long long *p, unsigned long long value) {
+    const unsigned long long before = *p;
+    *p = before > value ? before : value;
+    return before;
+}
+
 static inline int atomicMin(int *p, int value) {
     const int before = *p;
     *p = before < value ? before : value;
