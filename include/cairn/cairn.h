@@ -23,6 +23,7 @@
 #include "param_groups.h"
 #include "autocast.h"
 #include "fp8.h"
+#include "layer_scales.h"
 #include "scaler.h"
 #include "amp.h"
 #include "ddp.h"

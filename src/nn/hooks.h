@@ -152,6 +152,11 @@ cairn_status cairn__backward_reaches(cairn_tensor *t, uint64_t *backward);
 /* Changes whenever results of the step that runs end, by a new step or cairn_release_results. */
 uint64_t cairn__results_number(const cairn_env *env);
 
+/* The context of a module of cairn_module_create whose forward is this one; NULL: it is another. */
+void *cairn__module_context_by(const cairn_module *module,
+                               cairn_tensor *(*forward)(cairn_module *module, void *context,
+                                                        cairn_tensor *const *inputs, int count));
+
 /* The environment a module was made in; NULL for NULL. */
 cairn_env *cairn__module_env(const cairn_module *module);
 

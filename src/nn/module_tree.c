@@ -10,6 +10,12 @@
 #include "nn/module.h"
 #include "nn/tensor.h"
 
+void *cairn__module_context_by(const cairn_module *module,
+                               cairn_tensor *(*forward)(cairn_module *module, void *context,
+                                                        cairn_tensor *const *inputs, int count)) {
+    return module && module->kind.forward == forward ? module->context : NULL;
+}
+
 cairn_env *cairn__module_env(const cairn_module *module) {
     return module ? module->env : NULL;
 }

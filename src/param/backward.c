@@ -23,6 +23,12 @@ cairn_status cairn__param_set_begin_backward(struct cairn_param_set *set, uint64
 void cairn__param_grad_ready(struct cairn__param *p) {
     const struct cairn__grad_listener *listener = listener_of(p->set);
     const struct cairn__watcher *watcher = cairn__watcher_now(p->set->env);
+    if (p->grad_factor) {
+        struct cairn_device *d = p->set->env->device;
+        void *const slot = cairn__grad_memory(p->gradient);
+        const struct cairn__item item = {.n = p->n, .dst = slot, .x = slot};
+        d->passes->scale(d, &item, 1, p->dtype, p->dtype, p->grad_factor, NULL);
+    }
     cairn__grad_mark_written(p->gradient);
     if (watcher) watcher->grad_ready(watcher->ctx, p);
     if (listener) listener->ready(listener->ctx, p->index);

@@ -38,6 +38,8 @@ struct cairn__param {
     const uint64_t *steps; /* how many the owner has made, as far as the host knows; NULL without an owner */
 
     struct cairn__grad *gradient;
+    const float *grad_factor; /* in device memory: what backward writes is multiplied by it, before anything reads it;
+                                 NULL = 1. Of a module that outlives the parameter */
     uint64_t reached; /* the backward that reaches it, of those that nn has begun last: cairn__param_is_reached */
 
     uint64_t version; /* changes whenever the weights do: key of caches */

@@ -21,13 +21,15 @@ SHOWN = ("nn", "optim", "amp", "ddp")  # rooms that some may see from outside al
 # in src/device/env.h); what fills it in is the room env.
 PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": "device", "graph": "device",
                "interop_cuda": "device", "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "fp8": "amp",
-               "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe",
+               "scaler": "amp", "layer_scales": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp",
+               "progress": "observe",
                "exponents": "observe", "npy": "data", "pipeline": "parallel", "data_parallel": "parallel",
                "loader": "data", "datasets": "data", "pictures": "data",
                "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                "stateful": "core", "weights": "state"}
 PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "fp8": "amp", "scaler": "amp",
+                "layer_scales": "amp",
                 "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe",
                 "exponents": "observe", "npy": "data", "pipeline": "parallel", "data_parallel": "parallel",
                 "loader": "data", "datasets": "data", "pictures": "data",

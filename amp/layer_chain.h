@@ -1,0 +1,35 @@
+/* A chain of layers with a scale each (cairn/layer_scales.h), from inside. */
+#ifndef CAIRN__AMP_LAYER_CHAIN_H
+#define CAIRN__AMP_LAYER_CHAIN_H
+
+#include "cairn/layer_scales.h"
+#include "device/env.h"
+#include "layer_rule.h"
+
+struct cairn__chain;
+
+/* link i < count stands behind child i, link count in front of child 0. */
+struct cairn__link {
+    struct cairn__chain *chain;
+    size_t index;
+};
+
+struct cairn__chain {
+    cairn_env *env;
+    size_t count;
+    cairn_module **children;
+    struct cairn__layer_rule rule;
+    cairn_tensor *buffer;      /* f32 [2][count]: a_i; 1 / P_i */
+    struct cairn__link *links; /* [count + 1] */
+
+    /* [count] of the gradient of child i's input: */
+    struct cairn__census *census; /* device memory */
+    double *norms;                /* device memory */
+    cairn_dtype *types;           /* 0 before the first */
+    int64_t *elements;
+};
+
+/* The forward of the module that such a chain is, with the chain for its context. */
+cairn_tensor *cairn__chain_run(cairn_module *module, void *context, cairn_tensor *const *inputs, int count);
+
+#endif

@@ -1,0 +1,62 @@
+/* The rule of a chain's scales. */
+#include "layer_rule.h"
+
+#include <float.h>
+#include <math.h>
+
+double cairn__normal_quantile(double share) {
+    double low = 0, high = 40;
+    for (int i = 0; i < 200; i++) {
+        const double middle = (low + high) / 2;
+        *(erf(middle / sqrt(2)) < share ? &low : &high) = middle;
+    }
+    return low;
+}
+
+void cairn__layer_range(cairn_dtype dtype, double *least, double *most) {
+    *least = dtype == CAIRN_F16 ? 0x1p-24 : dtype == CAIRN_BF16 ? 0x1p-133 : 0x1p-149;
+    *most = dtype == CAIRN_F16 ? 65504 : dtype == CAIRN_BF16 ? 0x1.fep127 : (double)FLT_MAX;
+}
+
+static double between(double least, double x, double most) {
+    return x < least ? least : x > most ? most : x;
+}
+
+/* The power of two at or below x > 0. */
+static double power_below(double x) {
+    int exponent;
+    (void)frexp(x, &exponent);
+    return ldexp(1, exponent - 1);
+}
+
+/* Of a gradient that has a size. was: what it was multiplied by; above: what the next one comes with. */
+static double fitting(const struct cairn__layer_rule *rule, const struct cairn__layer_gradient *g, double was,
+                      double above) {
+    const double deviation = sqrt(g->squares / (double)g->count) / was, largest = g->largest / was;
+    const double up = g->least / (rule->q * deviation * above), most = g->most / (rule->headroom * largest * above);
+    const double wanted = up > 1 ? up : 1;
+    return power_below(wanted < most ? wanted : most);
+}
+
+void cairn__layer_scales_next(const struct cairn__layer_rule *rule, const struct cairn__layer_gradient *gradients,
+                              double *a, size_t count) {
+    double was = 1, above = 1;
+    bool blamed = false;
+    for (size_t i = count; i-- > 1;) {
+        const struct cairn__layer_gradient *g = &gradients[i];
+        double next = a[i];
+        was *= a[i];
+        if (g->nonfinite) {
+            if (!blamed) next = a[i] / 2;
+            blamed = true; /* what is below has it from here */
+        } else if (g->count > 0) {
+            next = fitting(rule, g, was, above);
+        } else if (g->least > 0) {
+            next = 2 * a[i];
+        }
+        next = between(1 / rule->max_layer_scale, next, rule->max_layer_scale);
+        a[i] = between(1 / rule->max_scale / above, next, rule->max_scale / above);
+        above *= a[i];
+    }
+    if (count) a[0] = 1;
+}
