@@ -35,6 +35,7 @@ struct chain {
     int dp, threads;   /* alone: over so many replicas of cairn_data_parallel, of so many threads; 0 = without */
     bool loss_inside;  /* their forward returns the loss */
     bool is_named;     /* layers are called by their place in the whole model */
+    const struct amp_scaler_options *scaler; /* NULL = the level's */
 };
 
 /* What comes out; each rank writes the layers it has, and the last one the losses. */
@@ -200,7 +201,8 @@ static inline cairn_tensor *chain_loss(void *ctx, cairn_tensor *output, cairn_te
 }
 
 static inline struct amp_options chain_amp(const struct chain *c) {
-    return *amp_options(.opt_level = c->level, .half_type = c->half, .loss_scale = c->loss_scale, .verbosity = -1);
+    return *amp_options(.opt_level = c->level, .half_type = c->half, .loss_scale = c->loss_scale, .scaler = c->scaler,
+                        .verbosity = -1);
 }
 
 static inline char *chain_make_optimizer(struct chain_rank *r) {

@@ -2,6 +2,7 @@
 #include "../comm/group_processes.h"
 
 #include "chain.h"
+#include "optim/hooks.h"
 
 enum { MOST = 4 * LAYERS + 1 };
 
@@ -282,6 +283,67 @@ static void what_has_no_room_is_counted(void **state) {
     run_ranks(2, ask_with_little_room, &job);
 }
 
+/* ---- what scalers see that look at gradients ---- */
+
+struct watched {
+    struct job job;
+    struct amp_scaler_statistics seen[4][3]; /* by rank and step */
+    int64_t own[4];                          /* elements of the rank's parameters */
+};
+
+struct watcher {
+    struct amp_scaler_statistics *seen;
+    int count;
+};
+
+static void watch(void *ctx, struct amp_scaler_state *state, int found,
+                  const struct amp_scaler_statistics *statistics) {
+    struct watcher *w = ctx;
+    if (found) state->scale /= 2;
+    if (w->count < 3) w->seen[w->count++] = *statistics;
+}
+
+static char *train_watched(cairn_env *env, void *ctx) {
+    struct watched *all = ctx;
+    const int rank = cairn_env_rank(env);
+    struct watcher watcher = {all->seen[rank], 0};
+    const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
+                                              .kind = AMP_SCALER_USER,
+                                              .update_by_statistics = watch,
+                                              .ctx = &watcher};
+    struct job job = all->job;
+    struct chain_rank r = {.env = env};
+    job.c.scaler = &scaler;
+    char *failure = train(&r, &job);
+    for (size_t i = 0; !failure && i < cairn_optimizer_num_params(r.optimizer); i++)
+        all->own[rank] += (int64_t)cairn__optimizer_param_list(r.optimizer)[i]->n;
+    chain_end(&r);
+    PASS(failure);
+    EXPECT(watcher.count == 3);
+    return NULL;
+}
+
+/* Of the whole model, and in the skipped step with the one infinite element of one stage. */
+static void every_stage_sees_the_gradients_of_all(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        static struct watched all;
+        int64_t elements = 0;
+        memset(&all, 0, sizeof(all));
+        all.job = planted(i, 2);
+        run_ranks(all.job.c.ranks, train_watched, &all);
+        for (int r = 0; r < all.job.c.ranks; r++) elements += all.own[r];
+        for (int r = 0; r < all.job.c.ranks; r++) {
+            assert_memory_equal(all.seen[r], all.seen[0], sizeof(all.seen[0]));
+            for (int s = 0; s < 3; s++) {
+                assert_int_equal(all.seen[r][s].elements, elements);
+                assert_int_equal(all.seen[r][s].infs, s == 1);
+                assert_true(all.seen[r][s].largest > 0);
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_and_threads_know_it_alike),
@@ -291,6 +353,7 @@ int main(void) {
         cmocka_unit_test(every_stage_of_one_replica_is_known),
         cmocka_unit_test(every_rank_of_a_grid_knows_the_replica),
         cmocka_unit_test(what_has_no_room_is_counted),
+        cmocka_unit_test(every_stage_sees_the_gradients_of_all),
     };
     cairn_set_log(quiet, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
