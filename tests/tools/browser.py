@@ -1,4 +1,5 @@
 """What headless Chromium shows of a page: its widths, and what it says of errors. Nothing but Debian's chromium."""
+import html
 import json
 import os
 import re
@@ -58,9 +59,10 @@ def measure(page, width, dark=False):
             out.write(FRAME % (width, "file://" + os.path.abspath(page)))
         more = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
         shown, said = run(folder, *more, "--window-size=1500,2000", "--dump-dom", "file://" + frame)
-        title = re.search(r"<title>(.*?)</title>", shown).group(1)
-        return json.loads(title.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")), \
-            [line for line in said.splitlines() if ":CONSOLE" in line]
+        title = re.search(r"<title>({.*?})</title>", shown)
+        assert title, f"{NAME} has not shown {page}: {said[-2000:]}"
+        console = [line for line in said.splitlines() if ":CONSOLE" in line]
+        return json.loads(html.unescape(title.group(1))), console
 
 
 def picture(page, width, height, file, dark=False):
