@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import unittest
+import xml.etree.ElementTree as ElementTree
 
 import cases
 
@@ -31,7 +32,18 @@ class Experiments(cases.InFolder):
         done = subprocess.run([LAB, "run", name, *SHORT[name], *more, "--out", out], capture_output=True, text=True,
                               timeout=PATIENCE, check=False, cwd=self.folder.name)
         self.assertEqual(done.returncode, 0, f"{name}: {done.stdout}{done.stderr}")
+        self.check_report(out)
         return done.stdout
+
+    def check_report(self, out):
+        """Every picture of every result is legible."""
+        subprocess.run([LAB, "report", out], capture_output=True, timeout=PATIENCE, check=True, cwd=self.folder.name)
+        with open(self.path(f"{out}/report.html"), encoding="utf-8") as file:
+            page = ElementTree.fromstring(file.read().replace("<!DOCTYPE html>", ""))
+        pictures = [svg for svg in page.iter(cases.SVG + "svg") if svg.get("class") != "swatch"]
+        self.assertTrue(pictures)
+        for svg in pictures:
+            self.check_labels(svg)
 
     def description(self, name, out="a"):
         with open(self.path(f"{out}/{name}/result.json"), encoding="utf-8") as file:
