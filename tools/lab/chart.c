@@ -222,7 +222,7 @@ void chart_write_legend(FILE *out, const struct view *v) {
     for (size_t s = 0; v->picture->form != LAB_HEAT && s < v->series.count; s++) {
         char label[160];
         write_swatch(out, v, s);
-        write_text(out, v->picture->by ? key_label(&v->series, s, v->picture->by, label) : v->picture->y);
+        write_text(out, v->picture->by ? key_label(v, &v->series, s, v->picture->by, label) : v->picture->y);
         fputs("</span>\n", out);
     }
     for (size_t m = 0; m < LAB_MAX_MARKS && v->picture->marks[m].label; m++) {

@@ -77,7 +77,7 @@ static void put_panels(FILE *out, const struct view *v) {
     for (size_t p = 0; p < v->panels.count; p++) {
         char label[160];
         fputs("<div><h4>", out);
-        put_name(out, key_label(&v->panels, p, v->picture->panel, label));
+        put_name(out, key_label(v, &v->panels, p, v->picture->panel, label));
         fputs("</h4>\n", out);
         chart_write(out, v, p, CHART_NARROW, "panel");
         fputs("</div>\n", out);

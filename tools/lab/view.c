@@ -23,10 +23,13 @@ const char *key_text(const struct keys *keys, size_t i, char text[32]) {
     return keys->at[i].text ? keys->at[i].text : number_text(keys->at[i].number, text);
 }
 
-const char *key_label(const struct keys *keys, size_t i, const char *column, char label[160]) {
+const char *key_label(const struct view *v, const struct keys *keys, size_t i, const char *column, char label[160]) {
     char number[32];
     if (keys->at[i].text) return keys->at[i].text;
-    snprintf(label, 160, "%s %s", column, number_text(keys->at[i].number, number));
+    const char *unit = v->table->columns[table_column(v->table, column)].unit;
+    number_text(keys->at[i].number, number);
+    if (strcmp(unit, "2^k") == 0) snprintf(label, 160, "%s 2^%s", column, number);
+    else snprintf(label, 160, unit[0] ? "%s %s %s" : "%s %s", column, number, unit);
     return label;
 }
 

@@ -31,8 +31,8 @@ void view_free(struct view *v);
 /* A key as text. */
 const char *key_text(const struct keys *keys, size_t i, char text[32]);
 
-/* The same where its column is not beside it: a number with the column's name, "rank 3". */
-const char *key_label(const struct keys *keys, size_t i, const char *column, char label[160]);
+/* The same where its column is not beside it: a number with the column's name and unit, "rank 3", "scale 2^8". */
+const char *key_label(const struct view *v, const struct keys *keys, size_t i, const char *column, char label[160]);
 
 double view_number(const struct view *v, size_t row, size_t column);
 

@@ -120,7 +120,7 @@ static cairn_status run(struct lab_run *run) {
     const int64_t steps = lab_whole(run, "steps"), every = steps / (LOOKS - 1);
     struct lab_table *histograms =
         lab_table(run, "histograms", "Gradients by their exponents",
-                  (struct lab_column[]){{"step", ""}, {"gradients of", NULL}, {"magnitude", ""}, {"share", "%"}}, 4);
+                  (struct lab_column[]){{"step", ""}, {"gradients of", NULL}, {"magnitude", "2^k"}, {"share", "%"}}, 4);
     struct lab_table *lost =
         lab_table(run, "lost", "Gradients that become 0 in f16",
                   (struct lab_column[]){
