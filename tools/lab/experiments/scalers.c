@@ -16,11 +16,11 @@ static const struct lab_option options[] = {
 static const struct kind {
     const char *name;
     amp_scaler_kind kind;
-} kinds[] = {{"static", AMP_SCALER_STATIC},
-             {"apex", AMP_SCALER_APEX},
-             {"torch", AMP_SCALER_TORCH},
-             {"deepspeed", AMP_SCALER_DEEPSPEED},
-             {"megatron", AMP_SCALER_MEGATRON}};
+    bool waits; /* some steps before its scale grows */
+} kinds[] = {{"static", AMP_SCALER_STATIC, false},     {"apex", AMP_SCALER_APEX, true},
+             {"torch", AMP_SCALER_TORCH, true},        {"deepspeed", AMP_SCALER_DEEPSPEED, true},
+             {"megatron", AMP_SCALER_MEGATRON, true},  {"logmax", AMP_SCALER_LOGMAX, false},
+             {"histogram", AMP_SCALER_HISTOGRAM, true}};
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), COURSES = 3, LOOKS = 8 /* at lost gradients, a training */ };
 
 static const char *const courses[COURSES] = {"stationary", "spiky", "growing"};
@@ -64,13 +64,21 @@ static void put_outcome(const struct tables *to, int course, const char *scaler,
     lab_put(to->outcomes, o->loss);
 }
 
+/* Scaled by a power of two, gradients keep the bits that the limit was found with. Others are rounded anew, by up to
+ * 2^-11 of them. */
+static bool is_surprise(double scale, double greatest, bool skipped) {
+    int k;
+    const bool near = fabs(scale * greatest / 65520 - 1) < 0x1p-10;
+    if (near && frexp(scale, &k) != 0.5) return false;
+    return skipped != (scale * greatest >= 65520);
+}
+
 static cairn_status train(struct lab_run *run, const struct tables *to, int course, const struct kind *kind,
                           struct lab_trainer *twin, struct outcome *o) {
     const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
                                               .kind = kind->kind,
                                               .init_scale = 0x1p16,
-                                              .growth_interval =
-                                                  kind->kind == AMP_SCALER_STATIC ? 0 : lab_whole(run, "interval")};
+                                              .growth_interval = kind->waits ? lab_whole(run, "interval") : 0};
     const struct amp_options amp = {.struct_size = sizeof(amp),
                                     .opt_level = AMP_O2,
                                     .half_type = CAIRN_F16,
@@ -93,7 +101,7 @@ static cairn_status train(struct lab_run *run, const struct tables *to, int cour
         put_trace(to, course, kind->name, i, scale, 65520 / greatest, t.skipped);
         o->skipped += t.skipped;
         o->shrinks += lab_trainer_scale(&t) < scale;
-        o->surprises += t.skipped != (scale * greatest >= 65520);
+        o->surprises += is_surprise(scale, greatest, t.skipped);
         if (!t.skipped) o->headroom += log2(65520 / greatest) - log2(scale);
         if ((i + 1) % (steps / LOOKS) != 0) continue;
         TRY(lab_trainer_lost(&t, twin, (uint64_t)i, factor, &lost));
@@ -187,6 +195,12 @@ static void check(struct lab_run *run, struct outcome all[COURSES][KINDS]) {
               "times in %lld: %.2f and %.2f binades of headroom in the mean",
               (long long)apex->shrinks, (long long)apex->skipped, (long long)hyst->shrinks, (long long)hyst->skipped,
               apex->headroom, hyst->headroom);
+    const struct outcome *logmax = of(all[2], "logmax"), *histogram = of(all[2], "histogram");
+    lab_check(run, logmax->skipped < of(all[2], "apex")->skipped && histogram->skipped < of(all[2], "apex")->skipped,
+              "growing: logmax skips %lld steps, with %.2f binades of headroom in the mean, and the histogram-driven "
+              "scaler %lld, with %.2f; apex's %lld, with %.2f",
+              (long long)logmax->skipped, logmax->headroom, (long long)histogram->skipped, histogram->headroom,
+              (long long)of(all[2], "apex")->skipped, of(all[2], "apex")->headroom);
     lab_check(run, all[2][0].skipped > of(all[2], "apex")->skipped,
               "growing: a static scale skips %lld steps, apex's %lld", (long long)all[2][0].skipped,
               (long long)of(all[2], "apex")->skipped);
@@ -223,9 +237,11 @@ const struct lab_experiment lab_scalers = {
     .expected = "A step is skipped exactly where the scale is at its limit or above. With stationary gradients a "
                 "dynamic scale climbs to the limit and skips one step each time it tries again. A spike halves apex's "
                 "and torch's scale, which are the same rule; hysteresis of 2 lets the first pass. A static scale skips "
-                "every step once gradients have grown beyond it.",
+                "every step once gradients have grown beyond it. LogMax and the histogram-driven scaler look at the "
+                "gradients and lower the scale before steps are lost.",
     .source = "NVIDIA/apex apex/amp/scaler.py; torch/amp/grad_scaler.py; DeepSpeed runtime/fp16/loss_scaler.py; "
-              "Megatron-LM core/optimizer/grad_scaler.py; see include/cairn/scaler.h",
+              "Megatron-LM core/optimizer/grad_scaler.py; OpenSeq2Seq optimizers/automatic_loss_scaler.py; see "
+              "include/cairn/scaler.h",
     .options = options,
     .run = run,
 };
