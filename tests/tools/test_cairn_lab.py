@@ -315,6 +315,13 @@ class Recorded(Recording):
         self.assertEqual([row["grad_norm"] for row in self.table("optim-grad-norm-1")], ["inf", "nan", "0.5"])
         self.assertEqual(len(glob.glob(self.path("run/recorded/*.csv"))), 4)
 
+    def test_of_many_scalars_the_first_are_drawn_and_all_are_tables(self):
+        self.record(*(scalar(f"mine{i}", 1, i, "user") for i in range(40)), scalar("lr", 1, 0.5))
+        _, page = self.report("run")
+        titles = [figure.find("h3").text for figure in page.iter("figure")]
+        self.assertEqual(titles, ["lr (optim)", *(f"mine{i} (user)" for i in range(23))])
+        self.assertEqual(len(list(page.iter("table"))), 41)
+
     def test_what_a_twin_lost_is_shown_by_its_most(self):
         self.record(*(scalar(f"lost_to_zero/{name}", step, share, "observe") for name, step, share in
                       (("a.weight", 1, 0.25), ("a.weight", 2, 0.5), ("b", 1, 0.125))),

@@ -43,7 +43,8 @@ static bool is_of_twin(const struct scalar_record *s) {
            strncmp(s->name, "lost_to_inf/", strlen("lost_to_inf/")) == 0;
 }
 
-static void add_scalar(struct lab_result *r, const struct scalar_record *s, size_t index) {
+/* A table, and a picture of it where is_drawn. */
+static void add_scalar(struct lab_result *r, const struct scalar_record *s, size_t index, bool is_drawn) {
     char name[128], title[300];
     double least = HUGE_VAL, most = 0;
     name_scalar(s, index, name);
@@ -57,7 +58,7 @@ static void add_scalar(struct lab_result *r, const struct scalar_record *s, size
     const bool is_scale = strcmp(s->name, "loss_scale") == 0;
     struct lab_picture p = {.name = name, .title = title, .table = name, .form = LAB_LINES, .x = "step", .y = s->name};
     p.y_log = is_scale && least > 0 ? 2 : least > 0 && most > 100 * least ? 10 : 0;
-    if (s->count > 0) result_add_picture(r, &p);
+    if (is_drawn) result_add_picture(r, &p);
 }
 
 static int rank_scalar(const struct scalar_record *s) {
@@ -140,10 +141,11 @@ static void add_twin(struct lab_result *r, const struct record *record) {
 }
 
 void recorded_scalars(struct lab_result *r, const struct record *record) {
+    size_t drawn = 0; /* a program may have hundreds: the others are tables alone */
     for (int rank = 0; rank <= 5; rank++) {
         for (size_t i = 0; i < record->num_scalars; i++) {
             const struct scalar_record *s = &record->scalars[i];
-            if (s->count > 0 && !is_of_twin(s) && rank_scalar(s) == rank) add_scalar(r, s, i);
+            if (s->count > 0 && !is_of_twin(s) && rank_scalar(s) == rank) add_scalar(r, s, i, drawn++ < MOST_PANELS);
         }
     }
     say_scalars(r, record);
