@@ -108,6 +108,10 @@ class Experiments(cases.InFolder):
             if scale.is_integer() or abs(scale - limit) > 0.002:  # others round gradients anew
                 self.assertEqual(scale >= limit, row["skipped"] == "1", row)
 
+    def test_fewest_steps_hold_too(self):
+        self.run_short("scale-sweep", "a", "--steps", "2")
+        self.run_short("scalers", "a", "--steps", "64")
+
     def test_masters_repeat(self):
         self.repeats("masters")
 

@@ -7,8 +7,8 @@
 
 static const struct lab_option options[] = {{"ranks", "1024", "simulated: 2, 4, 8, ... up to this", .kind = LAB_WHOLE,
                                              .least = 2, .most = LAB_MOST_RANKS},
-                                            {"elements", "2048", "of each rank's array", .kind = LAB_WHOLE, .least = 16,
-                                             .most = 1 << 20},
+                                            {"elements", "2048", "of each rank's array", .kind = LAB_WHOLE,
+                                             .least = 1024, .most = 1 << 20},
                                             {0}};
 
 /* Within what the measured growth may differ from the predicted one: the error of one rounding, relative to the number,

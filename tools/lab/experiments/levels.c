@@ -12,7 +12,7 @@
 
 static const struct lab_option options[] = {{"model", "all", "which is trained", .kind = LAB_TEXT,
                                              .choices = "all mlp encoder resnet"},
-                                            {"steps", "300", "of each training", .kind = LAB_WHOLE, .least = 8,
+                                            {"steps", "300", "of each training", .kind = LAB_WHOLE, .least = 100,
                                              .most = 1 << 20},
                                             {0}};
 

@@ -5,10 +5,10 @@
 #include "../experiment.h"
 #include "../trainer.h"
 
-static const struct lab_option options[] = {{"steps", "300", "of each training", .kind = LAB_WHOLE, .least = 1,
+static const struct lab_option options[] = {{"steps", "300", "of each training", .kind = LAB_WHOLE, .least = 100,
                                              .most = 1 << 20},
                                             {"rates", "8", "learning rates: 2^-14, 2^-13, ...", .kind = LAB_WHOLE,
-                                             .least = 2, .most = 14},
+                                             .least = 6, .most = 14},
                                             {0}};
 
 enum { FIRST_RATE = -14 /* exponent of two */, MOST_RATES = 14 };
