@@ -253,6 +253,7 @@ static void a_scale_that_is_set_drops_what_was_seen(void **state) {
     OK(cairn_backward(amp_scaler_scale(t.scaler, cairn_mean(cairn_module_forward(t.net, t.x)))));
     OK(amp_scaler_step(t.scaler, t.o[1], NULL));
     OK(amp_scaler_update(t.scaler));
+    OK(cairn_env_synchronize(*state));
     assert_int_equal(seen.count, 1);
     assert_int_equal(seen.list[0].elements, 5 * 2 + 2);
     end_pair(&t);
@@ -298,6 +299,7 @@ static char *train_on_a_rank(cairn_env *env, void *ctx) {
         EXPECT_OK(amp_backward(amp, cairn_mse_loss(cairn_module_forward(net, x), y), sgd));
         EXPECT_OK(cairn_step(sgd));
     }
+    EXPECT_OK(cairn_env_synchronize(env)); /* on a GPU records come late */
     EXPECT(amp_scaler_recorded(scaler) == STEPS);
     all->end[rank] = (struct amp_scaler_state)AMP_SCALER_STATE_INIT;
     EXPECT_OK(amp_scaler_get_state(scaler, &all->end[rank]));
@@ -367,6 +369,7 @@ static char *step_of_its_own(cairn_env *env, void *ctx) {
 
 static void ranks_that_reduce_later_see_the_sum_of_their_counts(void **state) {
     (void)state;
+    NOT_ON_A_GPU("these buffers are the host's");
     struct seen seen[RANKS];
     run_ranks(RANKS, step_of_its_own, seen);
     for (int r = 0; r < RANKS; r++) {
@@ -399,6 +402,7 @@ static float train(cairn_env *env, const struct amp_scaler_options *scaler, int6
         OK(cairn_step(sgd));
         last = cairn_tensor_item(loss);
     }
+    OK(cairn_env_synchronize(env));
     *skipped = cairn_optimizer_skipped(sgd);
     *scale = amp_scaler_get_scale(amp_scaler_of(amp, 0));
     amp_destroy(&amp);
