@@ -13,6 +13,7 @@
 #include "../one_env.h"
 #include "../on_gpu.h"
 #include "../ranks.h"
+#include "../state_in_memory.h"
 #include "cairn/cairn.h"
 #include "nn/hooks.h"
 #include "param/param.h"
@@ -220,6 +221,48 @@ static void an_overflow_halves_a_scale_and_skips_the_step(void **state) {
     end(&t);
 }
 
+/* ---- saved and loaded ---- */
+
+static void go_on(struct training *t, int steps, double scales[CHILDREN]) {
+    for (int i = 0; i < steps; i++) {
+        backward(t, 0x1p-11f);
+        OK(cairn_step(t->sgd));
+        OK(amp_sequential_update(t->net));
+    }
+    OK(amp_sequential_scales(t->net, scales, CHILDREN));
+}
+
+/* The other one comes from elsewhere, with scales of its own. */
+static void scales_go_on_to_the_bit_from_a_saved_state(void **state) {
+    double at[CHILDREN], want[CHILDREN], got[CHILDREN];
+    struct kept_state saved = {.count = 0}, whole = {.count = 0}, rest = {.count = 0};
+    static const float other[CHILDREN] = {1, 4, 4, 4, 4, 2, 1};
+    struct training t;
+    begin(&t, *state, true, AMP_O1, 1);
+    shrink_weights(t.net);
+    go_on(&t, 3, at);
+    cairn_stateful parts[] = {cairn_module_stateful(t.net), cairn_optimizer_stateful(t.sgd)};
+    CALM(keep_state(&saved, parts, 2));
+    go_on(&t, 4, want);
+    CALM(keep_state(&whole, parts, 2));
+    end(&t);
+    begin(&t, *state, true, AMP_O1, 1);
+    set_scales(t.net, other);
+    cairn_stateful same[] = {cairn_module_stateful(t.net), cairn_optimizer_stateful(t.sgd)};
+    CALM(bring_back(&saved, same, 2));
+    OK(amp_sequential_scales(t.net, got, CHILDREN));
+    assert_memory_equal(got, at, sizeof(at));
+    go_on(&t, 4, got);
+    assert_memory_equal(got, want, sizeof(want));
+    CALM(keep_state(&rest, same, 2));
+    CALM(same_states(&whole, &rest));
+    assert_true(want[0] > 1);
+    end(&t);
+    drop_state(&saved);
+    drop_state(&whole);
+    drop_state(&rest);
+}
+
 /* ---- ranks ---- */
 
 enum { RANKS = 3 };
@@ -322,6 +365,7 @@ int main(void) {
         cmocka_unit_test(an_evaluation_without_a_graph_is_the_same),
         cmocka_unit_test(small_gradients_come_back_from_underflow),
         cmocka_unit_test(an_overflow_halves_a_scale_and_skips_the_step),
+        cmocka_unit_test(scales_go_on_to_the_bit_from_a_saved_state),
         cmocka_unit_test(ranks_have_the_same_scales),
         cmocka_unit_test(what_makes_no_sense_is_refused_with_a_sentence),
     };
