@@ -127,7 +127,7 @@ static void free_moments(struct cairn_device *d, const struct cairn__optim_array
 
 static void own(struct cairn__param *p, const struct cairn_optimizer *o) {
     p->owner = o;
-    p->steps = o ? &o->last_read : NULL;
+    p->steps = o ? &o->queued : NULL;
 }
 
 static cairn_status check_owner(const char *kind, const struct cairn__param *p, bool again) {

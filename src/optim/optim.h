@@ -117,6 +117,8 @@ struct cairn_optimizer {
     struct cairn__plateau plateau;
     struct cairn__step_report *reports; /* what the device writes and the host reads */
     uint64_t last_read;                 /* the number of the last report that was read */
+    uint64_t queued;                    /* the number of the last step, whose report may be still to come; of a graph's
+                                           steps as last_read */
     struct cairn__report_reader reader;
     struct cairn__step_guard guard;
 

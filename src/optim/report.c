@@ -31,6 +31,7 @@ cairn_status cairn__optimizer_read_reports(struct cairn_optimizer *o) {
     struct cairn__step_report r;
     while (cairn__reports_next(o->reports, sizeof(r), &o->last_read, &r)) {
         const cairn_status st = tell(o, &r);
+        if (o->queued < o->last_read) o->queued = o->last_read;
         if (st != CAIRN_OK) worst = st;
     }
     return worst;

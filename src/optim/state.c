@@ -384,7 +384,7 @@ static void take_group(const struct loaded *l, size_t g) {
 static void take_reports(const struct loaded *l, uint64_t ends) {
     struct cairn_optimizer *o = l->o;
     memset(o->reports, 0, CAIRN__REPORTS * sizeof(o->reports[0]));
-    o->last_read = ends;
+    o->last_read = o->queued = ends;
     if (ends == 0) return;
     o->reports[ends % CAIRN__REPORTS] = (struct cairn__step_report){.number = ends,
                                                                     .steps = i64_of(l, "steps"),

@@ -126,6 +126,7 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
     o->clipped = o->noted = false;
     TRY(cairn__device_check(device_of(o)));
     if (device_of(o)->capturing) return CAIRN_OK; /* what was before is no recording's failure */
+    o->queued++;
     if (o->guard.waits) TRY(cairn__device_synchronize(device_of(o)));
     TRY(cairn__optimizer_read_reports(o));
 out:

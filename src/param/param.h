@@ -35,7 +35,7 @@ struct cairn__param {
     bool owns_data, owns_master;
     bool stochastic;       /* updates of half weights without a master are rounded at random */
     const void *owner;     /* the optimizer that updates it; NULL = none */
-    const uint64_t *steps; /* how many the owner has made, as far as the host knows; NULL without an owner */
+    const uint64_t *steps; /* the number of the last step that the owner has queued; NULL without an owner */
 
     struct cairn__grad *gradient;
     const float *grad_factor; /* in device memory: what backward writes is multiplied by it, before anything reads it;
