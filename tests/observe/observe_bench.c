@@ -1,5 +1,6 @@
 /* What events cost: off, and of 100 a step of an MLP with all three kinds of file written at once. Steps with and
- * without writers take turns, so that what else the machine does meets both.
+ * without writers take turns, so that what else the machine does meets both. And how much more of the processor a step
+ * takes whose exponents are recorded.
  *
  *     observe_bench FOLDER [--steps 20] [--limit 0.01]     fails where 100 events take more of a step than the limit */
 #include <dirent.h>
@@ -13,10 +14,14 @@
 
 enum { LAYERS = 6, WIDTH = 1024, BATCH = 128, EVENTS = 100, MANY = 2000, ROUNDS = 101, MOST = 400 };
 
-static double now(void) {
+static double time_of(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double now(void) {
+    return time_of(CLOCK_MONOTONIC);
 }
 
 static void take(cairn_status st, const char *what) {
@@ -76,6 +81,24 @@ static double step_seconds(const struct training *t, int64_t step) {
     return now() - begin;
 }
 
+/* Of the process, whoever else uses the machine. */
+static double processor_seconds(const struct training *t, int64_t step) {
+    const double begin = time_of(CLOCK_PROCESS_CPUTIME_ID);
+    step_seconds(t, step);
+    return time_of(CLOCK_PROCESS_CPUTIME_ID) - begin;
+}
+
+static double recorded_seconds(cairn_env *env, const char *folder, const struct training *t, int64_t step) {
+    cairn_writer *lab = NULL;
+    cairn_recorder *recorder = NULL;
+    take(cairn_lab_create(env, folder, &lab), "cairn_lab_create");
+    take(cairn_recorder_create(env, cairn_recorder_options(.every = 1), &recorder), "cairn_recorder_create");
+    const double seconds = processor_seconds(t, step);
+    cairn_recorder_destroy(&recorder);
+    cairn_writer_destroy(&lab);
+    return seconds;
+}
+
 /* The median of rounds, so that what else the machine does falls into some of them. */
 static double event_seconds(void) {
     double rounds[ROUNDS];
@@ -109,7 +132,7 @@ static void close_writers(cairn_writer *writers[3]) {
 }
 
 int main(int argc, char **argv) {
-    static double off[MOST], on[MOST];
+    static double off[MOST], on[MOST], plain[MOST], recorded[MOST];
     cairn_env *env = NULL;
     cairn_writer *writers[3] = {NULL, NULL, NULL};
     double limit = 1;
@@ -136,6 +159,8 @@ int main(int argc, char **argv) {
         open_writers(env, folder, writers);
         on[i] = step_seconds(&t, i);
         close_writers(writers);
+        plain[i] = processor_seconds(&t, i);
+        recorded[i] = recorded_seconds(env, folder, &t, i);
     }
     const double without = median(off, steps), with = median(on, steps);
     const double idle = event_seconds();
@@ -149,6 +174,9 @@ int main(int argc, char **argv) {
     printf("a step of the MLP %dx%d, batch %d: off %.2f ms, with %d events %.2f ms (medians of %d, taking turns)\n",
            LAYERS, WIDTH, BATCH, without * 1e3, EVENTS, with * 1e3, steps);
     printf("%d events are %.3f %% of a step\n", EVENTS, share * 100);
+    const double processor = median(plain, steps), recording = median(recorded, steps);
+    printf("processor time of a step: %.2f ms, recorded %.2f ms, %.1f %% more (medians of %d, taking turns)\n",
+           processor * 1e3, recording * 1e3, (recording / processor - 1) * 100, steps);
     cairn_optimizer_destroy(&t.sgd);
     cairn_module_destroy(&t.model);
     cairn_env_destroy(&env);
