@@ -96,6 +96,19 @@ def try_training(ranks, level, half, *options):
         assert all(a == after[0] for a in after), "ranks differ in reduced gradients"
 
 
+def try_bits(folder):
+    """What is recorded is computed as it is without."""
+    saved = []
+    for name, variables in (("plain", {}), ("recorded", {"CAIRN_LAB": "lab", "CAIRN_LAB_EVERY": "1"})):
+        os.mkdir(f"{folder}/{name}")
+        run(RECORDED, folder, "--ranks", "3", "--steps", "3", "--level", "O2", "--folder", name, **variables)
+        saved.append({})
+        for path in glob.glob(f"{folder}/{name}/raw/*/*"):
+            with open(path, "rb") as f:
+                saved[-1][path.split("/raw/")[1]] = f.read()
+    assert len(saved[0]) == 3 * 3 * (2 * 4 + 1) and saved[0] == saved[1]
+
+
 def try_beside_other_writers(folder):
     run(RECORDED, folder, "--ranks", "3", "--steps", "2", CAIRN_LAB="lab", CAIRN_TIMELINE="t.json", CAIRN_CSV="s.csv",
         CAIRN_TENSORBOARD="runs")
@@ -132,6 +145,8 @@ if __name__ == "__main__":
     for arguments in ((1, "O2", "f16"), (3, "O2", "f16"), (3, "O1", "bf16"), (1, "O2", "bf16"),
                       (3, "O1", "f16", "--threads", "1")):
         try_training(*arguments)
+    with tempfile.TemporaryDirectory() as place:
+        try_bits(place)
     with tempfile.TemporaryDirectory() as place:
         try_beside_other_writers(place)
     with tempfile.TemporaryDirectory() as place:
