@@ -1,5 +1,5 @@
-/* Optimizers: SGD, Adam, AdamW. A step is one fused pass: it reads each gradient in its own type, unscales it, updates
- * f32 state and weights (masters where amp made some), and writes the half weight.
+/* Optimizers: SGD, Adam, AdamW, Lion, Adagrad. A step is one fused pass: it reads each gradient in its own type,
+ * unscales it, updates f32 state and weights (masters where amp made some), and writes the half weight.
  *
  * Options hold hyperparameters, where 0 is a value: start from the INIT macro, then assign. In C and C++ alike:
  * struct cairn_adam_options o = CAIRN_ADAM_OPTIONS_INIT; o.lr = 3e-4;
@@ -23,36 +23,73 @@ struct cairn_sgd_options {
     double dampening;    /* of momentum */
     double weight_decay; /* L2, added to the gradient; >= 0 */
     cairn_switch nesterov;
+    int unused;                        /* where structs of before 0.9.0 end in padding */
+    cairn_switch maximize;             /* the loss: steps go up its gradient */
+    cairn_switch decay_after_momentum; /* weight decay joins the step, and not the momentum */
 };
 #define CAIRN_SGD_OPTIONS_INIT \
-    { sizeof(struct cairn_sgd_options), 1e-3, 0, 0, 0, CAIRN_DEFAULT }
+    { sizeof(struct cairn_sgd_options), 1e-3, 0, 0, 0, CAIRN_DEFAULT, 0, CAIRN_DEFAULT, CAIRN_DEFAULT }
 
 struct cairn_adam_options {
     size_t struct_size;
-    double lr;           /* >= 0 */
-    double beta1, beta2; /* in [0, 1) */
-    double eps;          /* >= 0, and above 0 where beta2 is 0; outside the square root, after bias correction */
-    double weight_decay; /* >= 0: L2 in the gradient for Adam, decoupled for AdamW */
+    double lr;             /* >= 0 */
+    double beta1, beta2;   /* in [0, 1) */
+    double eps;            /* >= 0, and above 0 where beta2 is 0; outside the square root, after bias correction */
+    double weight_decay;   /* >= 0: L2 in the gradient for Adam, decoupled for AdamW */
+    cairn_switch amsgrad;  /* divides by the root of the greatest second moment so far, a third state */
+    cairn_switch maximize; /* the loss */
+    cairn_switch bias_correction; /* CAIRN_DEFAULT is on */
 };
 #define CAIRN_ADAM_OPTIONS_INIT \
-    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0 }
+    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT }
 #define CAIRN_ADAMW_OPTIONS_INIT \
-    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 1e-2 }
+    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 1e-2, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT }
+
+struct cairn_lion_options {
+    size_t struct_size;
+    double lr;           /* >= 0; of each step and element, whatever the gradient: a third to a tenth of AdamW's */
+    double beta1, beta2; /* in [0, 1): of the mean that gives the sign, and of the one that is kept */
+    double weight_decay; /* decoupled; >= 0 */
+    cairn_switch maximize;
+};
+#define CAIRN_LION_OPTIONS_INIT \
+    { sizeof(struct cairn_lion_options), 1e-4, 0.9, 0.99, 0, CAIRN_DEFAULT }
+
+struct cairn_adagrad_options {
+    size_t struct_size;
+    double lr;                  /* >= 0 */
+    double lr_decay;            /* update t of a parameter has lr / (1 + (t - 1) * lr_decay); >= 0 */
+    double eps;                 /* >= 0, and above 0 where initial_accumulator is 0; outside the square root */
+    double weight_decay;        /* >= 0 */
+    double initial_accumulator; /* what sums of squares begin at; >= 0 */
+    cairn_switch decoupled;     /* weight decay joins the step, and not the gradient: apex's adagrad_w_mode */
+    cairn_switch maximize;
+};
+#define CAIRN_ADAGRAD_OPTIONS_INIT \
+    { sizeof(struct cairn_adagrad_options), 1e-2, 0, 1e-10, 0, 0, CAIRN_DEFAULT, CAIRN_DEFAULT }
 
 /* An optimizer over every parameter of set, which must outlive it. Options are copied; NULL = the INIT macro's values.
  *
- * Numerics   f32, as torch.optim.SGD / Adam / AdamW with foreach off, but for the scalars, which are formed in double
- *            and rounded once (1-beta, bias corrections, lr * weight_decay).
+ * Numerics   f32, as torch.optim.SGD / Adam / AdamW / Adagrad with foreach off, but for the scalars, which are formed
+ *            in double and rounded once (1-beta, bias corrections, lr * weight_decay). Lion:
+ *                w -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * w),  m = beta2 * m + (1 - beta2) * g
+ *            where the sign of 0 is 0 and that of NaN is NaN, so that a NaN is seen.
  * Errors     CAIRN_EINVAL names the value that is out of range; CAIRN_ENOMEM.
- * Cost       state of 4 bytes per parameter for SGD with momentum, 8 for Adam.
+ * Cost       state of 4 bytes per parameter for SGD with momentum, Lion and Adagrad, 8 for Adam, 12 with amsgrad.
  * Source     torch.optim (PyTorch 2.x): SGD's first momentum is the gradient itself; Kingma and Ba, ICLR 2015;
- *            Loshchilov and Hutter, ICLR 2019. */
+ *            Loshchilov and Hutter, ICLR 2019; amsgrad: Reddi, Kale and Kumar, ICLR 2018, algorithm 2, of the corrected
+ *            moment as torch has it; Lion: Chen et al., NeurIPS 2023, algorithm 2; Adagrad: Duchi, Hazan and Singer,
+ *            JMLR 12, 2011. apex/optimizers/fused_{sgd,adam,adagrad}.py: decay_after_momentum is wd_after_momentum. */
 CAIRN_API cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options,
                                         cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adam_create(cairn_param_set *set, const struct cairn_adam_options *options,
                                          cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options,
                                           cairn_optimizer **out);
+CAIRN_API cairn_status cairn_lion_create(cairn_param_set *set, const struct cairn_lion_options *options,
+                                         cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adagrad_create(cairn_param_set *set, const struct cairn_adagrad_options *options,
+                                            cairn_optimizer **out);
 
 /* The same over some parameters of a set: the count at indices, each once. More may follow by add_group, also of other
  * sets of the same environment: one optimizer over several models. Errors: CAIRN_EINVAL an index out of range or
@@ -63,6 +100,10 @@ CAIRN_API cairn_status cairn_adam_create_over(cairn_param_set *set, const size_t
                                               const struct cairn_adam_options *options, cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adamw_create_over(cairn_param_set *set, const size_t *indices, size_t count,
                                                const struct cairn_adam_options *options, cairn_optimizer **out);
+CAIRN_API cairn_status cairn_lion_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                              const struct cairn_lion_options *options, cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adagrad_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                                 const struct cairn_adagrad_options *options, cairn_optimizer **out);
 
 /* A further group of parameters, with hyperparameters of its own; groups are numbered from 0, the one of creation.
  * indices NULL: all of set. adam_add_group is AdamW's too; options NULL = the INIT macro of the optimizer's kind. Fresh
@@ -74,6 +115,10 @@ CAIRN_API cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_par
                                            size_t count, const struct cairn_sgd_options *options);
 CAIRN_API cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
                                             size_t count, const struct cairn_adam_options *options);
+CAIRN_API cairn_status cairn_lion_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
+                                            size_t count, const struct cairn_lion_options *options);
+CAIRN_API cairn_status cairn_adagrad_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
+                                               size_t count, const struct cairn_adagrad_options *options);
 
 /* Waits for the device. While an amp context uses it, it is kept and the log says so; an amp_scaler lets it go. */
 CAIRN_API void cairn_optimizer_destroy(cairn_optimizer **optimizer);

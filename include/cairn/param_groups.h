@@ -35,6 +35,8 @@ typedef struct cairn_group_rule {
     const struct cairn_sgd_options *sgd;   /* hyperparameters; NULL = the INIT macro's, as with any create */
     const struct cairn_adam_options *adam; /* of Adam and AdamW. That of another kind than the call's must be NULL */
     const struct cairn_schedule_options *schedule; /* NULL = none */
+    const struct cairn_lion_options *lion;
+    const struct cairn_adagrad_options *adagrad;
 } cairn_group_rule;
 
 /* An optimizer with a group for each rule, in their order: group i is rules[i]'s. A parameter goes to the first rule
@@ -50,6 +52,10 @@ CAIRN_API cairn_status cairn_adam_create_grouped(cairn_param_set *set, const cai
                                                  cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adamw_create_grouped(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                                   cairn_optimizer **out);
+CAIRN_API cairn_status cairn_lion_create_grouped(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                                 cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adagrad_create_grouped(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                                    cairn_optimizer **out);
 CAIRN_API cairn_status cairn_sgd_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
                                                       const cairn_group_rule *rules, size_t count,
                                                       cairn_optimizer **out);
@@ -59,9 +65,17 @@ CAIRN_API cairn_status cairn_adam_create_grouped_sized(size_t rule_nbytes, cairn
 CAIRN_API cairn_status cairn_adamw_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
                                                         const cairn_group_rule *rules, size_t count,
                                                         cairn_optimizer **out);
-#define cairn_sgd_create_grouped(...)   cairn_sgd_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
-#define cairn_adam_create_grouped(...)  cairn_adam_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
-#define cairn_adamw_create_grouped(...) cairn_adamw_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+CAIRN_API cairn_status cairn_lion_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
+                                                       const cairn_group_rule *rules, size_t count,
+                                                       cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adagrad_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
+                                                          const cairn_group_rule *rules, size_t count,
+                                                          cairn_optimizer **out);
+#define cairn_sgd_create_grouped(...)     cairn_sgd_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_adam_create_grouped(...)    cairn_adam_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_adamw_create_grouped(...)   cairn_adamw_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_lion_create_grouped(...)    cairn_lion_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_adagrad_create_grouped(...) cairn_adagrad_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
 
 /* Of a parameter in an optimizer: the group that updates it; -1 = none of this optimizer's. i: its number in set. */
 CAIRN_API int cairn_optimizer_group_of(const cairn_optimizer *optimizer, const cairn_param_set *set, size_t i);

@@ -35,7 +35,7 @@ struct cairn__optim_item {
         void *half;         /* the rounded copy, where the mode has one */
         uint64_t parameter; /* its number in stochastic rounding */
     };
-    float *state[2];
+    float *state[CAIRN__MAX_STATES];
     const void *grad;
     const float *factor;
     const int64_t *missed; /* taken steps without a gradient; device memory */
@@ -90,14 +90,11 @@ struct cairn__passes {
 
     /* ---- a training step ---- */
 
-    /* One fused update of every item (kernels.h: struct cairn__sgd, struct cairn__adam), with the gradient's factor
-     * times state->clip; nothing is written where state->skip is raised. rates and state are in device memory. */
-    void (*sgd)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const struct cairn__rates *rates,
-                const struct cairn__optim_state *state);
-    void (*adam)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
-                 const struct cairn__optim_state *state);
+    /* One fused update of every item by the rule (kernels.h: union cairn__update), with the gradient's factor times
+     * state->clip; nothing is written where state->skip is raised. rates and state are in device memory. */
+    void (*update)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                   enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
+                   const struct cairn__optim_state *state);
     /* ++*counter, unless state->skip is raised: before step_end. state NULL = always. */
     void (*count_up)(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state);
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);

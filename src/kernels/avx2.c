@@ -58,6 +58,16 @@ INLINE vec where_positive_or_nan(vec x, vec v) {
     return (vec){_mm256_and_ps(POSITIVE_OR_NAN(x.low), v.low), _mm256_and_ps(POSITIVE_OR_NAN(x.high), v.high)};
 }
 
+INLINE vec maximum(vec a, vec b) {
+    return BOTH(_mm256_max_ps, a, b);
+}
+#define WITH_SIGN_OF(x, v)                                                        \
+    _mm256_blendv_ps(x, _mm256_or_ps(v, _mm256_and_ps(x, _mm256_set1_ps(-0.0f))), \
+                     _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_OQ))
+INLINE vec with_sign_of(vec x, vec v) {
+    return BOTH(WITH_SIGN_OF, x, v);
+}
+
 INLINE __m256i bf16_in_32(__m256 v) {
     const __m256i u = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -249,9 +259,6 @@ INLINE bool any_reaches(vec v, uint32_t least) {
                                                 _mm256_cmpeq_epi32(_mm256_max_epu32(high, bound), high))) != 0;
 }
 
-INLINE vec maximum(vec a, vec b) {
-    return BOTH(_mm256_max_ps, a, b);
-}
 INLINE vec keep_first(vec v, size_t count) {
     return (vec){_mm256_and_ps(v.low, _mm256_castsi256_ps(lanes_to((int)count))),
                  _mm256_and_ps(v.high, _mm256_castsi256_ps(lanes_to((int)count - 8)))};

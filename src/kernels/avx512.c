@@ -52,6 +52,14 @@ INLINE vec where_positive_or_nan(vec x, vec v) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NLE_UQ), v);
 }
 
+INLINE vec maximum(vec a, vec b) {
+    return _mm512_max_ps(a, b);
+}
+INLINE vec with_sign_of(vec x, vec v) {
+    const __m512 sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f));
+    return _mm512_mask_or_ps(x, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_OQ), v, sign);
+}
+
 /* Shifts, not VCVTNEPS2BF16: that one flushes subnormals. */
 INLINE __m256i to_bf16(vec v) {
     const __m512i u = _mm512_castps_si512(v);
@@ -192,9 +200,6 @@ INLINE bool any_reaches(vec v, uint32_t least) {
     return _mm512_cmpge_epu32_mask(_mm512_castps_si512(v), _mm512_set1_epi32((int)least)) != 0;
 }
 
-INLINE vec maximum(vec a, vec b) {
-    return _mm512_max_ps(a, b);
-}
 INLINE vec keep_first(vec v, size_t count) {
     return _mm512_maskz_mov_ps(lanes_to(count), v);
 }

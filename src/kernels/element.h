@@ -42,27 +42,51 @@ CAIRN__HOST_DEVICE static inline float cairn__mse_backward(float s, float x, flo
  * Nesterov looks one step ahead along the momentum it has just written. */
 CAIRN__HOST_DEVICE static inline float cairn__sgd_element(const struct cairn__sgd *h, float w, float grad, float *buf) {
     float g = grad * h->factor;
-    if (h->weight_decay != 0) g = g + h->weight_decay * w;
+    if (h->weight_decay != 0 && !h->decays_last) g = g + h->weight_decay * w;
     if (h->momentum_on) {
         const float b = h->first ? g : h->momentum * *buf + h->undamped * g;
         *buf = b;
         g = h->nesterov ? g + h->momentum * b : b;
     }
+    if (h->weight_decay != 0 && h->decays_last) g = g + h->weight_decay * w;
     return w - h->lr * g;
 }
 
 /* The weight that follows w. m and v are the running means of the gradient and of its square. Both begin at 0 and are
  * too small at first: step_size and inv_sqrt_c2 carry the corrections 1 / (1 - beta1^t) and 1 / sqrt(1 - beta2^t),
- * formed in f64. eps is added to the corrected root, as PyTorch does. */
+ * formed in f64. eps is added to the corrected root, as PyTorch does. *greatest is the largest v so far, left alone
+ * without amsgrad. */
 CAIRN__HOST_DEVICE static inline float cairn__adam_element(const struct cairn__adam *h, float w, float grad, float *m,
-                                                           float *v) {
+                                                           float *v, float *greatest) {
     float g = grad * h->factor;
     if (!h->decoupled && h->weight_decay != 0) g = g + h->weight_decay * w; /* L2: into both moments */
     *m = h->beta1 * *m + h->one_minus_beta1 * g;
     *v = h->beta2 * *v + h->one_minus_beta2 * (g * g);
-    const float denominator = sqrtf(*v) * h->inv_sqrt_c2 + h->eps;
+    if (h->amsgrad) *greatest = *greatest > *v ? *greatest : *v;
+    const float denominator = sqrtf(h->amsgrad ? *greatest : *v) * h->inv_sqrt_c2 + h->eps;
     float update = h->step_size * (*m / denominator);
     if (h->decoupled) update = update + h->lr_decay * w; /* AdamW: into the weight alone */
+    return w - update;
+}
+
+/* The weight that follows w: a step of lr whatever the size of the gradient. *m is a slower mean than the one that
+ * gives the sign. */
+CAIRN__HOST_DEVICE static inline float cairn__lion_element(const struct cairn__lion *h, float w, float grad, float *m) {
+    const float g = grad * h->factor;
+    const float c = h->beta1 * *m + h->one_minus_beta1 * g;
+    *m = h->beta2 * *m + h->one_minus_beta2 * g;
+    const float step = c > 0 ? h->lr : c < 0 ? -h->lr : c;
+    return w - (step + h->lr_decay * w);
+}
+
+/* The weight that follows w; *sum is that of all squared gradients. */
+CAIRN__HOST_DEVICE static inline float cairn__adagrad_element(const struct cairn__adagrad *h, float w, float grad,
+                                                              float *sum) {
+    float g = grad * h->factor;
+    if (!h->decoupled && h->weight_decay != 0) g = g + h->weight_decay * w;
+    *sum = (h->first ? h->initial : *sum) + g * g;
+    float update = h->lr * (g / (sqrtf(*sum) + h->eps));
+    if (h->decoupled) update = update + h->lr_decay * w;
     return w - update;
 }
 

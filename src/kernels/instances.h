@@ -81,15 +81,16 @@
     static void NAMED(round_##t)(float *dst, const float *src, size_t n) { \
         round_to(CAIRN_##T, dst, src, n);                                  \
     }
-#define MAKE_OPTIMIZERS(g, G, w, W)                                                                            \
-    static void NAMED(sgd_##g##_##w)(void *param, void *half, float *buf, const void *grad, size_t n,          \
-                                     const struct cairn__sgd *h) {                                             \
-        sgd(CAIRN_##G, CAIRN__##W, param, half, buf, grad, n, h);                                              \
-    }                                                                                                          \
-    static void NAMED(adam_##g##_##w)(void *param, void *half, float *m, float *v, const void *grad, size_t n, \
-                                      const struct cairn__adam *h) {                                           \
-        adam(CAIRN_##G, CAIRN__##W, param, half, m, v, grad, n, h);                                            \
+#define MAKE_OPTIMIZER(kind, g, G, w, W)                                                                          \
+    static void NAMED(kind##_##g##_##w)(void *param, void *half, float *const *state, const void *grad, size_t n, \
+                                        const union cairn__update *h) {                                           \
+        kind(CAIRN_##G, CAIRN__##W, param, half, state, grad, n, &h->kind);                                       \
     }
+#define MAKE_OPTIMIZERS(g, G, w, W)  \
+    MAKE_OPTIMIZER(sgd, g, G, w, W)  \
+    MAKE_OPTIMIZER(adam, g, G, w, W) \
+    MAKE_OPTIMIZER(lion, g, G, w, W) \
+    MAKE_OPTIMIZER(adagrad, g, G, w, W)
 
 EACH_NARROWING_OR_WIDENING(MAKE_CAST)
 EACH_PAIR(MAKE_SCALE)
@@ -118,6 +119,8 @@ EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
 #define ROW_ROUND(t, T)           ROW(ROUND, CAIRN_##T, 0, round_##t)
 #define ROW_SGD(g, G, w, W)       ROW(SGD, CAIRN_##G, CAIRN__##W, sgd_##g##_##w)
 #define ROW_ADAM(g, G, w, W)      ROW(ADAM, CAIRN_##G, CAIRN__##W, adam_##g##_##w)
+#define ROW_LION(g, G, w, W)      ROW(LION, CAIRN_##G, CAIRN__##W, lion_##g##_##w)
+#define ROW_ADAGRAD(g, G, w, W)   ROW(ADAGRAD, CAIRN_##G, CAIRN__##W, adagrad_##g##_##w)
 #ifndef EXTRA_ROWS
 #define EXTRA_ROWS
 #endif
@@ -139,6 +142,8 @@ static const struct cairn__kernel_row rows[] = {
     EACH_REDUCTION_AND_TYPE(ROW_REDUCE)
     EACH_GRAD_AND_MODE(ROW_SGD)
     EACH_GRAD_AND_MODE(ROW_ADAM)
+    EACH_GRAD_AND_MODE(ROW_LION)
+    EACH_GRAD_AND_MODE(ROW_ADAGRAD)
     EACH_HALF(ROW_ROUND)
     ROW(ROUND_STOCHASTIC, 0, 0, round_stochastic)
     ROW(ADD, 0, 0, add)

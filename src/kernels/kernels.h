@@ -170,34 +170,78 @@ enum cairn__weight_mode {
     CAIRN__NUM_STORAGE_MODES,
 };
 
-/* One tensor of a fused SGD pass:
- *     g = grad * factor;  if (weight_decay != 0) g = g + weight_decay * w;
- *     if (momentum_on) { b = first ? g : momentum * b + undamped * g;  buf = b;  g = nesterov ? g + momentum * b : b; }
- *     w = w - lr * g
- * Source: torch.optim.SGD (PyTorch 2.x documentation), whose first momentum is the gradient itself. */
-struct cairn__sgd {
-    float lr, momentum, undamped /* 1 - dampening */, weight_decay, factor /* 1/S */;
-    bool momentum_on, nesterov, first;
-};
-typedef void (*cairn__sgd_fn)(void *param, void *half, float *buf /* NULL without momentum */, const void *grad,
-                              size_t n, const struct cairn__sgd *h);
+/* ---- optimizers: one tensor of a fused pass. factor is 1/S, negative where the loss is maximized ---- */
 
-/* One tensor of a fused Adam or AdamW pass:
+enum { CAIRN__MAX_STATES = 3 }; /* f32 arrays of a parameter */
+
+/* state: the momentum, where it is on.
+ *     g = grad * factor;  if (weight_decay != 0 && !decays_last) g = g + weight_decay * w;
+ *     if (momentum_on) { b = first ? g : momentum * b + undamped * g;  buf = b;  g = nesterov ? g + momentum * b : b; }
+ *     if (weight_decay != 0 && decays_last) g = g + weight_decay * w;
+ *     w = w - lr * g
+ * Source: torch.optim.SGD (PyTorch 2.x documentation), whose first momentum is the gradient itself; decays_last is
+ * wd_after_momentum of apex/csrc/multi_tensor_sgd_kernel.cu. */
+struct cairn__sgd {
+    float lr, momentum, undamped /* 1 - dampening */, weight_decay, factor;
+    bool momentum_on, nesterov, first, decays_last;
+};
+
+/* Adam or AdamW; state: m, v, and where amsgrad is on the greatest v so far.
  *     g = grad * factor;  if (!decoupled && weight_decay != 0) g = g + weight_decay * w;
  *     m = beta1 * m + one_minus_beta1 * g
  *     v = beta2 * v + one_minus_beta2 * (g * g)
- *     u = step_size * (m / (sqrt(v) * inv_sqrt_c2 + eps));  if (decoupled) u = u + lr_decay * w;
+ *     r = v;  if (amsgrad) r = greatest = greatest > v ? greatest : v;
+ *     u = step_size * (m / (sqrt(r) * inv_sqrt_c2 + eps));  if (decoupled) u = u + lr_decay * w;
  *     w = w - u
  *         lr_decay = lr * weight_decay (a factor 1 - lr_decay would be rounded the same way at every step),
  *         step_size = lr / (1 - beta1^t),  inv_sqrt_c2 = 1 / sqrt(1 - beta2^t)
  * Source: Kingma and Ba, "Adam", ICLR 2015, algorithm 1 (with eps outside, as torch); Loshchilov and Hutter, "Decoupled
- * Weight Decay Regularization", ICLR 2019, algorithm 2 as torch.optim.AdamW applies it. */
+ * Weight Decay Regularization", ICLR 2019, algorithm 2 as torch.optim.AdamW applies it; Reddi, Kale and Kumar, "On the
+ * Convergence of Adam and Beyond", ICLR 2018, algorithm 2, with v corrected as in torch.optim.Adam. */
 struct cairn__adam {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, lr_decay, step_size, inv_sqrt_c2, factor;
-    bool decoupled;
+    bool decoupled, amsgrad;
 };
-typedef void (*cairn__adam_fn)(void *param, void *half, float *m, float *v, const void *grad, size_t n,
-                               const struct cairn__adam *h);
+
+/* Lion; state: m. The step is lr against the sign of c; where c is 0 or NaN, c itself.
+ *     g = grad * factor;  c = beta1 * m + one_minus_beta1 * g;  m = beta2 * m + one_minus_beta2 * g
+ *     w = w - ((c > 0 ? lr : c < 0 ? -lr : c) + lr_decay * w)
+ * Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, algorithm 2. */
+struct cairn__lion {
+    float beta1, one_minus_beta1, beta2, one_minus_beta2, lr, lr_decay /* lr * weight_decay */, factor;
+};
+
+/* Adagrad; state: the sum of squares, which begins at `initial`.
+ *     g = grad * factor;  if (!decoupled && weight_decay != 0) g = g + weight_decay * w;
+ *     sum = (first ? initial : sum) + g * g
+ *     u = lr * (g / (sqrt(sum) + eps));  if (decoupled) u = u + lr_decay * w;
+ *     w = w - u
+ * Source: Duchi, Hazan and Singer, "Adaptive Subgradient Methods", JMLR 12, 2011, as torch.optim.Adagrad; decoupled is
+ * adagrad_w_mode of apex/csrc/multi_tensor_adagrad.cu. */
+struct cairn__adagrad {
+    float lr, eps, weight_decay, lr_decay /* lr * weight_decay */, initial, factor;
+    bool decoupled, first;
+};
+
+/* In the order of CAIRN__K_SGD and on. */
+enum cairn__optim_kind {
+    CAIRN__OPTIM_SGD,
+    CAIRN__OPTIM_ADAM,
+    CAIRN__OPTIM_LION,
+    CAIRN__OPTIM_ADAGRAD,
+    CAIRN__NUM_OPTIMS,
+};
+
+union cairn__update {
+    struct cairn__sgd sgd;
+    struct cairn__adam adam;
+    struct cairn__lion lion;
+    struct cairn__adagrad adagrad;
+};
+
+/* state: as many arrays as the kind has, [n] each. h: of that kind. */
+typedef void (*cairn__update_fn)(void *param, void *half, float *const *state, const void *grad, size_t n,
+                                 const union cairn__update *h);
 
 /* For nn, all f32. */
 typedef void (*cairn__add_fn)(float *dst, const float *a, const float *b, size_t n); /* a + b */
@@ -254,8 +298,7 @@ struct cairn__kernels {
     cairn__census_fn census[CAIRN__DTYPE_END];
     cairn__count_exponents_fn count_exponents[CAIRN__DTYPE_END];
     cairn__reduce_fn reduce[CAIRN__NUM_REDUCTIONS][CAIRN__DTYPE_END];
-    cairn__sgd_fn sgd[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES]; /* [grad][mode] */
-    cairn__adam_fn adam[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES];
+    cairn__update_fn update[CAIRN__NUM_OPTIMS][CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES]; /* [kind][grad][mode] */
     cairn__add_fn add;
     cairn__mul_scalar_fn mul_scalar;
     cairn__relu_fn relu;
@@ -303,8 +346,10 @@ enum cairn__kernel_kind {
     CAIRN__K_CENSUS,          /* a: type */
     CAIRN__K_COUNT_EXPONENTS, /* likewise */
     CAIRN__K_REDUCE,          /* a: reduction, b: type */
-    CAIRN__K_SGD,
+    CAIRN__K_SGD,             /* a: gradient, b: weight mode, as of all optimizers */
     CAIRN__K_ADAM,
+    CAIRN__K_LION,
+    CAIRN__K_ADAGRAD,
     CAIRN__K_ADD,
     CAIRN__K_MUL_SCALAR,
     CAIRN__K_RELU,

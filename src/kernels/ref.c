@@ -346,21 +346,41 @@ INLINE void put_weight(int mode, void *param, void *half, size_t i, float w) {
     if (half_type(mode)) put((cairn_dtype)half_type(mode), half, i, w);
 }
 
-INLINE void sgd(cairn_dtype grad_type, int mode, void *param, void *half, float *buf, const void *grad, size_t n,
-                const struct cairn__sgd *h) {
+INLINE void sgd(cairn_dtype grad_type, int mode, void *param, void *half, float *const *state, const void *grad,
+                size_t n, const struct cairn__sgd *h) {
     for (size_t i = 0; i < n; i++) {
-        float momentum = h->momentum_on && !h->first ? buf[i] : 0;
+        float momentum = h->momentum_on && !h->first ? state[0][i] : 0;
         float w = cairn__sgd_element(h, get(param_type(mode), param, i), get(grad_type, grad, i), &momentum);
-        if (h->momentum_on) buf[i] = momentum;
+        if (h->momentum_on) state[0][i] = momentum;
         put_weight(mode, param, half, i, w);
     }
 }
 
-INLINE void adam(cairn_dtype grad_type, int mode, void *param, void *half, float *m, float *v, const void *grad,
+INLINE void adam(cairn_dtype grad_type, int mode, void *param, void *half, float *const *state, const void *grad,
                  size_t n, const struct cairn__adam *h) {
+    float *const m = state[0], *const v = state[1];
+    for (size_t i = 0; i < n; i++) {
+        float greatest = h->amsgrad ? state[2][i] : 0;
+        float w = get(param_type(mode), param, i);
+        w = cairn__adam_element(h, w, get(grad_type, grad, i), &m[i], &v[i], &greatest);
+        if (h->amsgrad) state[2][i] = greatest;
+        put_weight(mode, param, half, i, w);
+    }
+}
+
+INLINE void lion(cairn_dtype grad_type, int mode, void *param, void *half, float *const *state, const void *grad,
+                 size_t n, const struct cairn__lion *h) {
     for (size_t i = 0; i < n; i++) {
         float w = get(param_type(mode), param, i);
-        put_weight(mode, param, half, i, cairn__adam_element(h, w, get(grad_type, grad, i), &m[i], &v[i]));
+        put_weight(mode, param, half, i, cairn__lion_element(h, w, get(grad_type, grad, i), &state[0][i]));
+    }
+}
+
+INLINE void adagrad(cairn_dtype grad_type, int mode, void *param, void *half, float *const *state, const void *grad,
+                    size_t n, const struct cairn__adagrad *h) {
+    for (size_t i = 0; i < n; i++) {
+        float w = get(param_type(mode), param, i);
+        put_weight(mode, param, half, i, cairn__adagrad_element(h, w, get(grad_type, grad, i), &state[0][i]));
     }
 }
 

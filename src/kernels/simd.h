@@ -6,7 +6,8 @@
  *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
  *   splat add sub mul divide root opposite magnitude, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v)
- *   where_positive_or_nan(x, v)  v, else +0
+ *   where_positive_or_nan(x, v)  v, else +0; maximum(a, b)  a > b ? a : b; with_sign_of(x, v)  v with the
+ *            sign of x, or x where that is 0 or NaN; v is positive
  *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
  *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec); narrowed(vecd) to vec
  *   load_f64(p) store_f64(p, vecd), 16 of them; tree(vec), the sum of the lanes as kernels.h has it
@@ -615,8 +616,9 @@ INLINE void put_weight(int mode, void *param, void *half, struct at at, vec w) {
     if (half_type(mode)) put(half_type(mode), half, at, w);
 }
 
-INLINE void sgd(int grad_type, int mode, void *param, void *half, float *buf, const void *grad, size_t n,
+INLINE void sgd(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,
                 const struct cairn__sgd *h) {
+    float *const buf = state[0];
     const struct cairn__sgd o = *h;
     const vec factor = splat(o.factor), lr = splat(o.lr), decay = splat(o.weight_decay);
     const vec momentum = splat(o.momentum), undamped = splat(o.undamped);
@@ -624,19 +626,21 @@ INLINE void sgd(int grad_type, int mode, void *param, void *half, float *buf, co
     OVER(n, stream, 2, {
         vec w = get(param_type(mode), param, at);
         vec g = mul(get(grad_type, grad, at), factor);
-        if (o.weight_decay != 0) g = add(g, mul(decay, w));
+        if (o.weight_decay != 0 && !o.decays_last) g = add(g, mul(decay, w));
         if (o.momentum_on) {
             vec b = o.first ? g : add(mul(momentum, get(CAIRN_F32, buf, at)), mul(undamped, g));
             put(CAIRN_F32, buf, kept(at), b);
             g = o.nesterov ? add(g, mul(momentum, b)) : b;
         }
+        if (o.weight_decay != 0 && o.decays_last) g = add(g, mul(decay, w));
         put_weight(mode, param, half, at, sub(w, mul(lr, g)));
     });
 }
 
-INLINE void adam(int grad_type, int mode, void *param, void *half, float *m, float *v, const void *grad, size_t n,
+INLINE void adam(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,
                  const struct cairn__adam *h) {
     const struct cairn__adam o = *h;
+    float *const m = state[0], *const v = state[1], *const greatest = state[2];
     const vec factor = splat(o.factor), decay = splat(o.decoupled ? o.lr_decay : o.weight_decay);
     const vec beta1 = splat(o.beta1), rest1 = splat(o.one_minus_beta1);
     const vec beta2 = splat(o.beta2), rest2 = splat(o.one_minus_beta2);
@@ -651,8 +655,49 @@ INLINE void adam(int grad_type, int mode, void *param, void *half, float *m, flo
         vec v1 = add(mul(beta2, get(CAIRN_F32, v, at)), mul(rest2, mul(g, g)));
         put(CAIRN_F32, m, kept(at), m1);
         put(CAIRN_F32, v, kept(at), v1);
+        if (o.amsgrad) {
+            v1 = maximum(get(CAIRN_F32, greatest, at), v1);
+            put(CAIRN_F32, greatest, kept(at), v1);
+        }
         vec denominator = add(mul(root(v1), inv_c2), eps);
         vec update = mul(step, divide(m1, denominator));
+        if (o.decoupled) update = add(update, mul(decay, w));
+        put_weight(mode, param, half, at, sub(w, update));
+    });
+}
+
+INLINE void lion(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,
+                 const struct cairn__lion *h) {
+    const struct cairn__lion o = *h;
+    float *const m = state[0];
+    const vec factor = splat(o.factor), lr = splat(o.lr), decay = splat(o.lr_decay);
+    const vec beta1 = splat(o.beta1), rest1 = splat(o.one_minus_beta1);
+    const vec beta2 = splat(o.beta2), rest2 = splat(o.one_minus_beta2);
+    const void *stream = streamed_half(mode, half, n);
+    OVER(n, stream, 2, {
+        vec w = get(param_type(mode), param, at), m0 = get(CAIRN_F32, m, at);
+        vec g = mul(get(grad_type, grad, at), factor);
+        vec c = add(mul(beta1, m0), mul(rest1, g));
+        put(CAIRN_F32, m, kept(at), add(mul(beta2, m0), mul(rest2, g)));
+        put_weight(mode, param, half, at, sub(w, add(with_sign_of(c, lr), mul(decay, w))));
+    });
+}
+
+INLINE void adagrad(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,
+                    const struct cairn__adagrad *h) {
+    const struct cairn__adagrad o = *h;
+    float *const sum = state[0];
+    const vec factor = splat(o.factor), lr = splat(o.lr), eps = splat(o.eps), initial = splat(o.initial);
+    const vec decay = splat(o.decoupled ? o.lr_decay : o.weight_decay);
+    const bool l2 = !o.decoupled && o.weight_decay != 0;
+    const void *stream = streamed_half(mode, half, n);
+    OVER(n, stream, 2, {
+        vec w = get(param_type(mode), param, at);
+        vec g = mul(get(grad_type, grad, at), factor);
+        if (l2) g = add(g, mul(decay, w));
+        vec s = add(o.first ? initial : get(CAIRN_F32, sum, at), mul(g, g));
+        put(CAIRN_F32, sum, kept(at), s);
+        vec update = mul(lr, divide(g, add(root(s), eps)));
         if (o.decoupled) update = add(update, mul(decay, w));
         put_weight(mode, param, half, at, sub(w, update));
     });

@@ -1,6 +1,5 @@
 /* The kernels over rows (rows.h) once more, 16 lanes at a time: the second half of the text that simd.h is.
  *
- *   maximum(a, b)                            either of two where one is NaN
  *   keep_first(v, count)                     the first lanes of v, +0 behind
  *   keep_from(words, least, v)               v where words >> 8 >= least, else +0 */
 

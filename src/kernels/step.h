@@ -287,13 +287,47 @@ CAIRN__HOST_DEVICE static inline uint64_t cairn__rounding_stream(uint32_t parame
 struct cairn__sgd_rule {
     double dampening, weight_decay;
     bool has_momentum; /* and an array of it */
-    bool nesterov;
+    bool nesterov, decays_last;
 };
 
 struct cairn__adam_rule {
     double beta2, eps, weight_decay;
     bool decoupled; /* AdamW */
+    bool amsgrad;   /* and an array of it */
+    bool uncorrected;
 };
+
+struct cairn__lion_rule {
+    double beta2, weight_decay;
+};
+
+struct cairn__adagrad_rule {
+    double lr_decay, eps, weight_decay, initial;
+    bool decoupled;
+};
+
+struct cairn__optim_rule {
+    enum cairn__optim_kind kind;
+    bool maximizes;
+    union {
+        struct cairn__sgd_rule sgd;
+        struct cairn__adam_rule adam;
+        struct cairn__lion_rule lion;
+        struct cairn__adagrad_rule adagrad;
+    };
+};
+
+/* How many f32 arrays a parameter has. */
+CAIRN__HOST_DEVICE static inline int cairn__rule_states(const struct cairn__optim_rule *rule) {
+    switch (rule->kind) {
+    case CAIRN__OPTIM_SGD:
+        return rule->sgd.has_momentum ? 1 : 0;
+    case CAIRN__OPTIM_ADAM:
+        return rule->adam.amsgrad ? 3 : 2;
+    default:
+        return 1;
+    }
+}
 
 /* The number of the update that a parameter is about to get, from 1. missed: taken steps in which it had no
  * gradient. */
@@ -313,6 +347,7 @@ cairn__sgd_scalars(const struct cairn__sgd_rule *rule, const struct cairn__rates
     s.momentum_on = rule->has_momentum;
     s.nesterov = rule->nesterov;
     s.first = update == 1;
+    s.decays_last = rule->decays_last;
     return s;
 }
 
@@ -320,7 +355,8 @@ CAIRN__HOST_DEVICE static inline struct cairn__adam cairn__adam_scalars(const st
                                                                         const struct cairn__rates *rates,
                                                                         int64_t update, float factor) {
     const double lr = rates->lr, beta1 = rates->momentum;
-    const double c1 = 1.0 - cairn__power(beta1, update), c2 = 1.0 - cairn__power(rule->beta2, update);
+    const double c1 = rule->uncorrected ? 1.0 : 1.0 - cairn__power(beta1, update);
+    const double c2 = rule->uncorrected ? 1.0 : 1.0 - cairn__power(rule->beta2, update);
     struct cairn__adam a;
     a.beta1 = (float)beta1;
     a.one_minus_beta1 = (float)(1.0 - beta1);
@@ -333,7 +369,59 @@ CAIRN__HOST_DEVICE static inline struct cairn__adam cairn__adam_scalars(const st
     a.inv_sqrt_c2 = (float)(1.0 / sqrt(c2));
     a.factor = factor;
     a.decoupled = rule->decoupled;
+    a.amsgrad = rule->amsgrad;
     return a;
+}
+
+CAIRN__HOST_DEVICE static inline struct cairn__lion
+cairn__lion_scalars(const struct cairn__lion_rule *rule, const struct cairn__rates *rates, float factor) {
+    struct cairn__lion l;
+    l.beta1 = (float)rates->momentum;
+    l.one_minus_beta1 = (float)(1.0 - rates->momentum);
+    l.beta2 = (float)rule->beta2;
+    l.one_minus_beta2 = (float)(1.0 - rule->beta2);
+    l.lr = (float)rates->lr;
+    l.lr_decay = (float)(rates->lr * rule->weight_decay);
+    l.factor = factor;
+    return l;
+}
+
+CAIRN__HOST_DEVICE static inline struct cairn__adagrad cairn__adagrad_scalars(const struct cairn__adagrad_rule *rule,
+                                                                              const struct cairn__rates *rates,
+                                                                              int64_t update, float factor) {
+    const double lr = rates->lr / (1.0 + (double)(update - 1) * rule->lr_decay);
+    struct cairn__adagrad a;
+    a.lr = (float)lr;
+    a.eps = (float)rule->eps;
+    a.weight_decay = (float)rule->weight_decay;
+    a.lr_decay = (float)(lr * rule->weight_decay);
+    a.initial = (float)rule->initial;
+    a.factor = factor;
+    a.decoupled = rule->decoupled;
+    a.first = update == 1;
+    return a;
+}
+
+/* The scalars of an update. */
+CAIRN__HOST_DEVICE static inline union cairn__update
+cairn__update_of(const struct cairn__optim_rule *rule, const struct cairn__rates *rates, int64_t update, float factor) {
+    union cairn__update u;
+    const float by = rule->maximizes ? -factor : factor;
+    switch (rule->kind) {
+    case CAIRN__OPTIM_ADAM:
+        u.adam = cairn__adam_scalars(&rule->adam, rates, update, by);
+        break;
+    case CAIRN__OPTIM_LION:
+        u.lion = cairn__lion_scalars(&rule->lion, rates, by);
+        break;
+    case CAIRN__OPTIM_ADAGRAD:
+        u.adagrad = cairn__adagrad_scalars(&rule->adagrad, rates, update, by);
+        break;
+    default:
+        u.sgd = cairn__sgd_scalars(&rule->sgd, rates, update, by);
+        break;
+    }
+    return u;
 }
 
 /* ---- the end of a step ---- */

@@ -76,10 +76,10 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
         k->reduce[a][b] = (cairn__reduce_fn)fn;
         break;
     case CAIRN__K_SGD:
-        k->sgd[a][b] = (cairn__sgd_fn)fn;
-        break;
     case CAIRN__K_ADAM:
-        k->adam[a][b] = (cairn__adam_fn)fn;
+    case CAIRN__K_LION:
+    case CAIRN__K_ADAGRAD:
+        k->update[row->kind - CAIRN__K_SGD][a][b] = (cairn__update_fn)fn;
         break;
     case CAIRN__K_ADD:
         k->add = (cairn__add_fn)fn;

@@ -23,6 +23,11 @@ cairn_status cairn__check_rate(const char *kind, const char *name, double value)
     return CAIRN_OK;
 }
 
+cairn_status cairn__check_beta(const char *kind, const char *name, double value) {
+    REQUIRE(value >= 0 && value < 1, CAIRN_EINVAL, "%s: %s is %g; it must be in [0, 1)", kind, name, value);
+    return CAIRN_OK;
+}
+
 static struct cairn_device *device_of(const struct cairn_optimizer *o) {
     return o->env->device;
 }
@@ -89,7 +94,7 @@ out:
 static cairn_status make_moments_of(struct cairn_optimizer *o, const struct cairn__optim_arrays *of, size_t i,
                                     const struct cairn__param_group *group) {
     cairn_status st = CAIRN_OK;
-    for (int s = 0; s < o->kind->states(group); s++) {
+    for (int s = 0; s < cairn__rule_states(&group->rule); s++) {
         float **const array = &of->moments[i].array[s];
         if (!*array) TRY(make_zeroed(device_of(o), of->params[i]->n * sizeof(float), (void **)array));
     }
@@ -306,13 +311,8 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     *optimizer = NULL;
 }
 
-static int no_states(const struct cairn__param_group *group) {
-    (void)group;
-    return 0;
-}
-
 static const struct cairn__optimizer_kind user_kind = {.name = "the user's update",
-                                                       .states = no_states,
+                                                       .is_user = true,
                                                        .saved_as = "user"};
 
 cairn_status cairn__user_optimizer_create(cairn_param_set *set, cairn_optimizer **out) {

@@ -8,14 +8,9 @@
 #include "optim/hooks.h"
 #include "param/param.h"
 
-enum { CAIRN__MAX_STATES = 2 };
-
 /* Hyperparameters of one group, and where it lies: parameters [first, first + count) of the optimizer. */
 struct cairn__param_group {
-    union {
-        struct cairn__sgd_rule sgd;
-        struct cairn__adam_rule adam;
-    } rule;
+    struct cairn__optim_rule rule;
     struct cairn__group_schedule schedule; /* the host's: parts are in `parts` */
     void *parts, *device_parts;            /* of the schedule, and what they point to; NULL = none */
     size_t first, count;
@@ -29,17 +24,6 @@ struct cairn__plateau {
     int64_t bad, cooling; /* metrics */
 };
 
-/* Parameters that one pass updates. */
-struct cairn__update_list {
-    const struct cairn__optim_item *items;
-    size_t count;
-    cairn_dtype grad;
-    enum cairn__weight_mode mode;
-    const struct cairn__param_group *group;
-    const struct cairn__rates *rates; /* in device memory, as is */
-    const struct cairn__optim_state *state;
-};
-
 enum cairn__group_field_type { CAIRN__GROUP_REAL, CAIRN__GROUP_SWITCH, CAIRN__GROUP_FIXED /* decides the moments */ };
 
 /* A hyperparameter of a group, for its state (state.c). */
@@ -48,13 +32,19 @@ struct cairn__group_field {
     enum cairn__group_field_type type; /* double; else bool */
     size_t offset;                     /* in struct cairn__param_group */
     bool is_in_memory;                 /* the device's: a graph that was recorded reads it anew */
+    bool is_newer;                     /* than checkpoints of its kind, which lack it: saved where it is not 0 */
 };
 
+/* What a kind is made of (kinds.c has what all share). A new one is a rule with its scalars (kernels/step.h), one
+ * element's update (kernels/element.h) in loops of the reference and of vectors, and a file of this room. */
 struct cairn__optimizer_kind {
     const char *name;
-    int (*states)(const struct cairn__param_group *group);                         /* f32 arrays per parameter */
-    void (*update)(struct cairn_device *d, const struct cairn__update_list *list); /* NULL = the user does */
-    bool (*momentum_cycles)(const struct cairn__param_group *group); /* a schedule may move it; NULL = there is none */
+    bool is_user;      /* who updates; nothing below but saved_as is there */
+    bool has_momentum; /* a schedule may move it, in groups with states */
+    size_t options;    /* offset in cairn_group_rule of the pointer to its options */
+    /* options: NULL = the INIT macro's. Errors: CAIRN_EINVAL. */
+    cairn_status (*group_of)(const struct cairn__optimizer_kind *kind, const void *options,
+                             struct cairn__param_group *out);
     /* (optional: any are) Whether a group's hyperparameters are those that create takes. Errors: CAIRN_EINVAL. */
     cairn_status (*check)(const struct cairn__optimizer_kind *kind, const struct cairn__param_group *group);
 
@@ -64,19 +54,17 @@ struct cairn__optimizer_kind {
     const struct cairn__group_field *fields; /* the last has no name; NULL = none */
 };
 
-/* How a kind makes its groups: options are those of SGD or Adam, NULL = the INIT macro's. Errors: CAIRN_EINVAL. */
-struct cairn__grouping {
-    const struct cairn__optimizer_kind *kind;
-    cairn_status (*group_of)(const struct cairn__optimizer_kind *kind, const void *options,
-                             struct cairn__param_group *out);
-    bool is_sgd;
-};
+/* A schedule may move the group's momentum. */
+static inline bool cairn__momentum_cycles(const struct cairn__optimizer_kind *kind,
+                                          const struct cairn__param_group *group) {
+    return kind->has_momentum && cairn__rule_states(&group->rule) > 0;
+}
 
 /* [parameters] each; remade as groups are added. */
 struct cairn__optim_arrays {
     struct cairn__param **params;
     struct {
-        float *array[CAIRN__MAX_STATES]; /* of [n], zeroed, in device memory; momentum, or m and v */
+        float *array[CAIRN__MAX_STATES]; /* of [n], zeroed, in device memory */
         bool waits;             /* frozen since it was added: these and `missed` are made with its first gradient */
         bool listed_as_waiting; /* by the last list of its state */
     } * moments;
@@ -165,18 +153,27 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
                                         const struct cairn__param_group *like);
 
 /* An optimizer with a group for each rule (cairn/param_groups.h). */
-cairn_status cairn__optimizer_create_grouped(const struct cairn__grouping *how, size_t rule_nbytes,
+cairn_status cairn__optimizer_create_grouped(const struct cairn__optimizer_kind *kind, size_t rule_nbytes,
                                              struct cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                              cairn_optimizer **out);
 
 /* sizeof(cairn_group_rule) of 0.8.0. */
 #define CAIRN__GROUP_RULE_0_8 CAIRN__SIZE_THROUGH(cairn_group_rule, schedule)
 
+/* What the public calls of a kind are: over all of set, over some, and a further group of an optimizer of that kind. */
+cairn_status cairn__kind_create(const struct cairn__optimizer_kind *kind, cairn_param_set *set, const void *options,
+                                cairn_optimizer **out);
+cairn_status cairn__kind_create_over(const struct cairn__optimizer_kind *kind, cairn_param_set *set,
+                                     const size_t *indices, size_t count, const void *options, cairn_optimizer **out);
+cairn_status cairn__kind_add_group(const struct cairn__optimizer_kind *kind, cairn_optimizer *optimizer,
+                                   cairn_param_set *set, const size_t *indices, size_t count, const void *options);
+
 /* Checks the arguments that every kind has. For a NULL set the message repeats the last error, which may be why its
  * model was not made. */
 cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out);
 
-/* lr and weight_decay, which every kind has. */
+/* A number >= 0, as lr and weight_decay; one in [0, 1). */
 cairn_status cairn__check_rate(const char *kind, const char *name, double value);
+cairn_status cairn__check_beta(const char *kind, const char *name, double value);
 
 #endif

@@ -3,6 +3,7 @@
 #include "cairn/param_groups.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/log.h"
@@ -73,28 +74,44 @@ out:
 
 /* ---- rules ---- */
 
-static cairn_status check_rule(const struct cairn__grouping *k, const cairn_group_rule *rule, size_t r) {
+/* The options of a kind in a rule. */
+static const void *options_of(const cairn_group_rule *rule, size_t offset) {
+    const void *options;
+    memcpy(&options, (const char *)rule + offset, sizeof(options));
+    return options;
+}
+
+static const struct {
+    size_t offset;
+    const char *kind;
+} options[] = {{offsetof(cairn_group_rule, sgd), "SGD"},
+               {offsetof(cairn_group_rule, adam), "Adam"},
+               {offsetof(cairn_group_rule, lion), "Lion"},
+               {offsetof(cairn_group_rule, adagrad), "Adagrad"}};
+
+static cairn_status check_rule(const struct cairn__optimizer_kind *k, const cairn_group_rule *rule, size_t r) {
     cairn_status st = CAIRN_OK;
     REQUIRE(rule->are >= 0 && rule->are <= CAIRN_PARAMS_NORMS, CAIRN_EINVAL,
-            "%s: rule %zu: are is %d; it must be from 0 to 3 (cairn_params_are)", k->kind->name, r, (int)rule->are);
-    REQUIRE(!(k->is_sgd ? (const void *)rule->adam : (const void *)rule->sgd), CAIRN_EINVAL,
-            "%s: rule %zu has options of %s; leave them out", k->kind->name, r, k->is_sgd ? "Adam" : "SGD");
+            "%s: rule %zu: are is %d; it must be from 0 to 3 (cairn_params_are)", k->name, r, (int)rule->are);
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+        REQUIRE(options[i].offset == k->options || !options_of(rule, options[i].offset), CAIRN_EINVAL,
+                "%s: rule %zu has options of %s; leave them out", k->name, r, options[i].kind);
     struct cairn__param_group group;
     char why[512];
-    TRY(k->group_of(k->kind, k->is_sgd ? (const void *)rule->sgd : (const void *)rule->adam, &group));
-    TRY(cairn__schedule_check(rule->schedule, k->kind->momentum_cycles && k->kind->momentum_cycles(&group)));
+    TRY(k->group_of(k, options_of(rule, k->options), &group));
+    TRY(cairn__schedule_check(rule->schedule, cairn__momentum_cycles(k, &group)));
     return CAIRN_OK;
 out:
     snprintf(why, sizeof(why), "%s", cairn_last_error());
     return cairn__fail(st, "rule %zu: %s", r, why);
 }
 
-static cairn_status read_rules(const struct cairn__grouping *k, size_t nbytes, const cairn_group_rule *given,
+static cairn_status read_rules(const struct cairn__optimizer_kind *k, size_t nbytes, const cairn_group_rule *given,
                                size_t count, cairn_group_rule **out) {
     cairn_status st = CAIRN_OK;
     cairn_group_rule *rules = NULL;
     REQUIRE(given && count > 0, CAIRN_EINVAL, "%s: rules is NULL or count is 0; at least one rule must be given",
-            k->kind->name);
+            k->name);
     TRY(cairn__element_check(nbytes, "cairn_group_rule"));
     TRY(cairn__calloc(count, sizeof(rules[0]), (void **)&rules));
     for (size_t r = 0; r < count; r++) {
@@ -108,16 +125,16 @@ out:
     return st;
 }
 
-static cairn_status make_group(const struct cairn__grouping *k, struct cairn_param_set *set,
+static cairn_status make_group(const struct cairn__optimizer_kind *k, struct cairn_param_set *set,
                                const cairn_group_rule *rule, const size_t *indices, size_t count,
                                cairn_optimizer **optimizer) {
     cairn_status st = CAIRN_OK;
     struct cairn__param_group group;
-    TRY(k->group_of(k->kind, k->is_sgd ? (const void *)rule->sgd : (const void *)rule->adam, &group));
+    TRY(k->group_of(k, options_of(rule, k->options), &group));
     if (!*optimizer) {
-        TRY(cairn__optimizer_create(k->kind, set, indices, count, &group, optimizer));
+        TRY(cairn__optimizer_create(k, set, indices, count, &group, optimizer));
     } else {
-        TRY(cairn__optimizer_add_group(*optimizer, k->kind, set, indices, count, &group));
+        TRY(cairn__optimizer_add_group(*optimizer, k, set, indices, count, &group));
     }
     if (rule->schedule)
         TRY(cairn_optimizer_set_group_schedule(*optimizer, cairn_optimizer_num_groups(*optimizer) - 1, rule->schedule));
@@ -125,16 +142,16 @@ out:
     return st;
 }
 
-cairn_status cairn__optimizer_create_grouped(const struct cairn__grouping *k, size_t rule_nbytes,
+cairn_status cairn__optimizer_create_grouped(const struct cairn__optimizer_kind *k, size_t rule_nbytes,
                                              struct cairn_param_set *set, const cairn_group_rule *given, size_t count,
                                              cairn_optimizer **out) {
     cairn_status st = CAIRN_OK;
     cairn_group_rule *rules = NULL;
     struct sorting s = {0};
     cairn_optimizer *optimizer = NULL;
-    TRY(cairn__check_set(k->kind->name, set, out));
+    TRY(cairn__check_set(k->name, set, out));
     TRY(read_rules(k, rule_nbytes, given, count, &rules));
-    TRY(sort(k->kind->name, set, rules, count, &s));
+    TRY(sort(k->name, set, rules, count, &s));
     for (size_t r = 0; r < count; r++) {
         const size_t first = r ? s.ends[r - 1] : 0;
         TRY(make_group(k, set, &rules[r], s.indices + first, s.ends[r] - first, &optimizer));

@@ -352,10 +352,6 @@ static struct cairn__group_schedule group_schedule(const options *o, const struc
 
 /* ---- groups that have one ---- */
 
-static bool momentum_cycles(const cairn_optimizer *o, size_t g) {
-    return o->kind->momentum_cycles && o->kind->momentum_cycles(&o->groups[g]);
-}
-
 /* Of a group that is none of the optimizer's yet; parts are new memory. */
 static cairn_status make_schedule(cairn_optimizer *o, const struct cairn_schedule_options *given, size_t g,
                                   struct cairn__param_group *out) {
@@ -397,7 +393,8 @@ static cairn_status set_schedules(cairn_optimizer *o, size_t first, size_t last,
     cairn_status st = CAIRN_OK;
     struct cairn__param_group *fresh = NULL;
     size_t made = first;
-    for (size_t g = first; g < last; g++) TRY(cairn__schedule_check(given, momentum_cycles(o, g)));
+    for (size_t g = first; g < last; g++)
+        TRY(cairn__schedule_check(given, cairn__momentum_cycles(o->kind, &o->groups[g])));
     TRY(cairn__device_refuse_recording(o->env->device, "a schedule cannot be set in a graph; set it between replays"));
     TRY(cairn__device_synchronize(o->env->device));
     TRY(cairn__optimizer_read_reports(o));

@@ -1,29 +1,20 @@
-/* SGD with momentum, dampening, weight decay and Nesterov's momentum, as torch.optim.SGD. */
+/* SGD with momentum, dampening, weight decay and Nesterov's momentum, as torch.optim.SGD and apex's FusedSGD. */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"
 
 #include <math.h>
 
-static int sgd_states(const struct cairn__param_group *g) {
-    return g->rule.sgd.has_momentum;
-}
-
-static void sgd_update(struct cairn_device *d, const struct cairn__update_list *l) {
-    d->passes->sgd(d, l->items, l->count, l->grad, l->mode, &l->group->rule.sgd, l->rates, l->state);
-}
-
-static bool momentum_cycles(const struct cairn__param_group *g) {
-    return g->rule.sgd.has_momentum;
-}
-
 static const struct cairn__group_field fields[] = {
-    {"lr", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.lr), true},
-    {"momentum", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.momentum), true},
-    {"dampening", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.sgd.dampening), false},
-    {"weight_decay", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.sgd.weight_decay), false},
-    {"has_momentum", CAIRN__GROUP_FIXED, offsetof(struct cairn__param_group, rule.sgd.has_momentum), false},
-    {"nesterov", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.sgd.nesterov), false},
+    {"lr", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.lr), true, false},
+    {"momentum", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.momentum), true, false},
+    {"dampening", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.sgd.dampening), false, false},
+    {"weight_decay", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.sgd.weight_decay), false, false},
+    {"has_momentum", CAIRN__GROUP_FIXED, offsetof(struct cairn__param_group, rule.sgd.has_momentum), false, false},
+    {"nesterov", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.sgd.nesterov), false, false},
+    {"maximize", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.maximizes), false, true},
+    {"decay_after_momentum", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.sgd.decays_last), false,
+     true},
     {.name = NULL},
 };
 
@@ -40,8 +31,8 @@ out:
     return st;
 }
 
-static cairn_status check_group(const struct cairn__optimizer_kind *kind, const struct cairn__param_group *g) {
-    (void)kind;
+static cairn_status check_group(const struct cairn__optimizer_kind *k, const struct cairn__param_group *g) {
+    (void)k;
     struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
     h.lr = g->schedule.base.lr;
     h.momentum = g->schedule.base.momentum;
@@ -51,68 +42,51 @@ static cairn_status check_group(const struct cairn__optimizer_kind *kind, const 
     return check(&h);
 }
 
-static const struct cairn__optimizer_kind sgd_kind = {.name = "SGD",
-                                                      .states = sgd_states,
-                                                      .update = sgd_update,
-                                                      .momentum_cycles = momentum_cycles,
-                                                      .check = check_group,
-                                                      .saved_as = "sgd",
-                                                      .state_names = {"momentum"},
-                                                      .fields = fields};
-
-static cairn_status group_of(const struct cairn__optimizer_kind *kind, const void *options,
+static cairn_status group_of(const struct cairn__optimizer_kind *k, const void *options,
                              struct cairn__param_group *out) {
-    (void)kind;
+    (void)k;
     cairn_status st = CAIRN_OK;
     struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
     TRY(cairn__options_read(&h, sizeof(h), options, "cairn_sgd_options"));
     TRY(check(&h));
     *out = (struct cairn__param_group){.schedule.base = {.lr = h.lr, .momentum = h.momentum},
-                                       .rule.sgd = {.dampening = h.dampening,
-                                                    .weight_decay = h.weight_decay,
-                                                    .has_momentum = h.momentum != 0,
-                                                    .nesterov = h.nesterov == CAIRN_ON}};
+                                       .rule = {.kind = CAIRN__OPTIM_SGD,
+                                                .maximizes = h.maximize == CAIRN_ON,
+                                                .sgd = {.dampening = h.dampening,
+                                                        .weight_decay = h.weight_decay,
+                                                        .has_momentum = h.momentum != 0,
+                                                        .nesterov = h.nesterov == CAIRN_ON,
+                                                        .decays_last = h.decay_after_momentum == CAIRN_ON}}};
 out:
     return st;
 }
 
-static cairn_status create(cairn_param_set *set, const size_t *indices, size_t count,
-                           const struct cairn_sgd_options *options, cairn_optimizer **out) {
-    struct cairn__param_group group;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__check_set("SGD", set, out));
-    TRY(group_of(&sgd_kind, options, &group));
-    TRY(cairn__optimizer_create(&sgd_kind, set, indices, count, &group, out));
-out:
-    return st;
-}
+static const struct cairn__optimizer_kind kind = {.name = "SGD",
+                                                  .has_momentum = true,
+                                                  .options = offsetof(cairn_group_rule, sgd),
+                                                  .group_of = group_of,
+                                                  .check = check_group,
+                                                  .saved_as = "sgd",
+                                                  .state_names = {"momentum"},
+                                                  .fields = fields};
 
 cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options, cairn_optimizer **out) {
-    return create(set, NULL, 0, options, out);
+    return cairn__kind_create(&kind, set, options, out);
 }
 
 cairn_status cairn_sgd_create_over(cairn_param_set *set, const size_t *indices, size_t count,
                                    const struct cairn_sgd_options *options, cairn_optimizer **out) {
-    REQUIRE(indices, CAIRN_EINVAL, "SGD: indices is NULL; cairn_sgd_create takes all parameters of a set");
-    return create(set, indices, count, options, out);
+    return cairn__kind_create_over(&kind, set, indices, count, options, out);
 }
 
 cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices, size_t count,
                                  const struct cairn_sgd_options *options) {
-    struct cairn__param_group group;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__check_set("SGD", set, optimizer));
-    TRY(group_of(&sgd_kind, options, &group));
-    TRY(cairn__optimizer_add_group(optimizer, &sgd_kind, set, indices, count, &group));
-out:
-    return st;
+    return cairn__kind_add_group(&kind, optimizer, set, indices, count, options);
 }
-
-static const struct cairn__grouping sgd_groups = {&sgd_kind, group_of, true};
 
 cairn_status cairn_sgd_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set, const cairn_group_rule *rules,
                                             size_t count, cairn_optimizer **out) {
-    return cairn__optimizer_create_grouped(&sgd_groups, rule_nbytes, set, rules, count, out);
+    return cairn__optimizer_create_grouped(&kind, rule_nbytes, set, rules, count, out);
 }
 
 cairn_status(cairn_sgd_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,

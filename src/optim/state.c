@@ -45,7 +45,7 @@ static cairn_status list_moments(const struct part *part, const struct cairn__pa
     TRY(cairn__optimizer_make_moments(o, i, group));
     char set[24];
     name_set(o, p, set, sizeof(set));
-    for (int s = 0; s < o->kind->states(group); s++)
+    for (int s = 0; s < cairn__rule_states(&group->rule); s++)
         TRY(cairn__entries_add_array(part->entries, owner, CAIRN_F32, p->ndim, p->shape, o->arrays.moments[i].array[s],
                                      "%s%s.%s%s", part->prefix, o->kind->state_names[s], set, p->name));
 out:
@@ -85,7 +85,7 @@ static cairn_status list_params(const struct part *part) {
     cairn_status st = CAIRN_OK;
     cairn_optimizer *const o = part->o;
     const int64_t shape[] = {(int64_t)o->count};
-    if (!o->kind->update) return CAIRN_OK; /* the user's */
+    if (o->kind->is_user) return CAIRN_OK; /* the user's */
     for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
         for (size_t i = g->first; i < g->first + g->count; i++) TRY(list_param(part, g, i));
     }
@@ -161,7 +161,8 @@ static cairn_status list_group(const struct part *part, size_t g) {
     if (!part->entries->is_part) TRY(add_i64(part, (int64_t)group->count, name));
     for (const struct cairn__group_field *f = part->o->kind->fields; f && f->name; f++) {
         group_name(g, f->name, name);
-        TRY(add_f64(part, value_of(group, f), name));
+        if (!f->is_newer || is_listed(part, name, value_of(group, f) != 0))
+            TRY(add_f64(part, value_of(group, f), name));
     }
     group_name(g, "used_lr", name);
     TRY(add_f64(part, cairn_optimizer_step_lr(part->o, (int)g), name));
@@ -327,7 +328,7 @@ static cairn_status check_missed(const struct loaded *l) {
     const int64_t steps = i64_of(l, "steps");
     int64_t *missed = NULL;
     cairn_status st = CAIRN_OK;
-    if (!o->kind->update) return CAIRN_OK;
+    if (o->kind->is_user) return CAIRN_OK;
     TRY(cairn__alloc(o->count * sizeof(missed[0]), (void **)&missed));
     TRY(cairn__device_download(device_of(o), missed, o->arrays.missed, o->count * sizeof(missed[0])));
     for (size_t i = 0; st == CAIRN_OK && i < o->count; i++) {
@@ -342,7 +343,7 @@ out:
 
 /* A graph has recorded which parameters are updated. */
 static cairn_status check_waiting(const struct loaded *l) {
-    for (size_t i = 0; l->o->kind->update && i < l->o->count; i++) {
+    for (size_t i = 0; !l->o->kind->is_user && i < l->o->count; i++) {
         REQUIRE(
             l->o->env->graphs == 0 || waits(l, i) == l->o->arrays.moments[i].waits, CAIRN_ESTATE,
             "%s: parameter '%s' has moments where a captured graph was made or where it was saved, and not in both; "
@@ -356,7 +357,7 @@ static cairn_status check_waiting(const struct loaded *l) {
 static void take_waiting(const struct loaded *l) {
     struct cairn_device *d = device_of(l->o);
     const struct cairn__optim_arrays *of = &l->o->arrays;
-    for (size_t i = 0; l->o->kind->update && i < l->o->count; i++) {
+    for (size_t i = 0; !l->o->kind->is_user && i < l->o->count; i++) {
         of->moments[i].waits = waits(l, i);
         for (int s = 0; of->moments[i].waits && s < CAIRN__MAX_STATES; s++) {
             float *const array = of->moments[i].array[s];

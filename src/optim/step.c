@@ -2,6 +2,7 @@
  * pass each, which reads learning rate, step number, loss-scale factor, clipping and the skip flag where the device
  * keeps them; a last small pass counts the step, resets what holds for one step, and leaves a report. */
 #include <assert.h>
+#include <string.h>
 
 #include "core/log.h"
 #include "core/status.h"
@@ -30,8 +31,8 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     struct cairn__grad_view grad;
     *item = (struct cairn__optim_item){.n = p->n,
                                        .weights = p->master ? (void *)p->master : p->data,
-                                       .state = {o->arrays.moments[i].array[0], o->arrays.moments[i].array[1]},
                                        .missed = &o->arrays.missed[i]};
+    memcpy(item->state, o->arrays.moments[i].array, sizeof(item->state));
     if (mode == CAIRN__W_BF16_STOCHASTIC) {
         item->parameter = i;
     } else {
@@ -47,16 +48,14 @@ out:
 }
 
 static void update_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key) {
-    struct cairn__update_list list = {.items = o->arrays.list,
-                                      .grad = (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
-                                      .mode = (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES),
-                                      .group = group,
-                                      .rates = &o->table.rates[group - o->groups],
-                                      .state = o->state};
+    size_t count = 0;
     for (size_t i = group->first; i < group->first + group->count; i++) {
-        if (o->arrays.keys[i] == key) o->arrays.list[list.count++] = o->arrays.items[i];
+        if (o->arrays.keys[i] == key) o->arrays.list[count++] = o->arrays.items[i];
     }
-    if (list.count) o->kind->update(device_of(o), &list);
+    if (count == 0) return;
+    device_of(o)->passes->update(device_of(o), o->arrays.list, count, (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
+                                 (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES), &group->rule,
+                                 &o->table.rates[group - o->groups], o->state);
 }
 
 static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
@@ -118,7 +117,7 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__param *p = o->arrays.params[i];
         if (!cairn__param_requires_grad(p)) continue;
-        if (p->value_type || !o->kind->update) cairn__param_round_from_master(p);
+        if (p->value_type || o->kind->is_user) cairn__param_round_from_master(p);
         p->version++;
     }
     device_of(o)->passes->step_end(device_of(o), end);

@@ -217,8 +217,11 @@ static void exponents_are_counted_for_each_item(void **state) {
 
 static void updates_are_the_kernels_with_the_steps_scalars(void **state) {
     (void)state;
-    const struct cairn__sgd_rule sgd = {.has_momentum = true, .weight_decay = 0.01};
-    const struct cairn__adam_rule adam = {.beta2 = 0.999, .eps = 1e-8, .decoupled = true};
+    const struct cairn__optim_rule sgd = {.kind = CAIRN__OPTIM_SGD,
+                                          .sgd = {.has_momentum = true, .weight_decay = 0.01}};
+    const struct cairn__optim_rule adam = {.kind = CAIRN__OPTIM_ADAM,
+                                           .maximizes = true,
+                                           .adam = {.beta2 = 0.999, .eps = 1e-8, .decoupled = true}};
     const struct cairn__optim_state s = {.clip = 0.75f, .steps = 5}, skipping = {.clip = 1, .steps = 5, .skip = 1};
     const struct cairn__rates rates = {.lr = 0.1, .momentum = 0.9};
     const int64_t missed = 2;
@@ -227,16 +230,17 @@ static void updates_are_the_kernels_with_the_steps_scalars(void **state) {
     const struct cairn__optim_item item = {
         .n = 3, .weights = w, .state = {m, v}, .grad = grad, .factor = &factor, .missed = &missed};
     memcpy(w2, w, sizeof(w)), memcpy(m2, m, sizeof(m)), memcpy(v2, v, sizeof(v));
-    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &rates, &skipping);
-    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &rates, &skipping);
+    d->passes->update(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &rates, &skipping);
+    d->passes->update(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &rates, &skipping);
     assert_memory_equal(w, w2, sizeof(w)); /* left out */
 
-    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &rates, &s);
-    const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, &rates, 4, factor * 0.75f);
-    k->sgd[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, grad, 3, &of_sgd);
-    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &rates, &s);
-    const struct cairn__adam of_adam = cairn__adam_scalars(&adam, &rates, 4, factor * 0.75f);
-    k->adam[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, v2, grad, 3, &of_adam);
+    d->passes->update(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &rates, &s);
+    float *const state2[CAIRN__MAX_STATES] = {m2, v2};
+    const union cairn__update of_sgd = {.sgd = cairn__sgd_scalars(&sgd.sgd, &rates, 4, factor * 0.75f)};
+    k->update[CAIRN__OPTIM_SGD][CAIRN_F32][CAIRN__W_F32](w2, NULL, state2, grad, 3, &of_sgd);
+    d->passes->update(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &rates, &s);
+    const union cairn__update of_adam = {.adam = cairn__adam_scalars(&adam.adam, &rates, 4, factor * -0.75f)};
+    k->update[CAIRN__OPTIM_ADAM][CAIRN_F32][CAIRN__W_F32](w2, NULL, state2, grad, 3, &of_adam);
     assert_memory_equal(w, w2, sizeof(w));
     assert_memory_equal(m, m2, sizeof(m));
     assert_memory_equal(v, v2, sizeof(v));
@@ -271,23 +275,26 @@ static void end_update(struct rounded_update *u, uint64_t seed, int64_t update) 
 static void randomly_rounded_weights_are_those_of_f32_rounded(void **state) {
     (void)state;
     static struct rounded_update u;
-    const struct cairn__sgd_rule sgd = {.has_momentum = true, .weight_decay = 0.01};
-    const struct cairn__adam_rule adam = {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+    const struct cairn__optim_rule sgd = {.kind = CAIRN__OPTIM_SGD,
+                                          .sgd = {.has_momentum = true, .weight_decay = 0.01}};
+    const struct cairn__optim_rule adam = {.kind = CAIRN__OPTIM_ADAM,
+                                           .adam = {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
     const struct cairn__optim_state s = {.clip = 0.5f, .steps = 5, .rounding_seed = 99};
     const struct cairn__rates rates = {.lr = 0.1, .momentum = 0.9};
     const int64_t missed = 2;
+    float *const expected[CAIRN__MAX_STATES] = {u.expected_momentum, u.expected_second};
     struct cairn__optim_item item;
     for (int t = 0; t < NUM_TYPES; t++) {
         fill(a, y, types[t], MOST, 7);
         begin_update(&u, &item, a, &missed);
-        d->passes->sgd(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &sgd, &rates, &s);
-        const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, &rates, 4, 0.5f);
-        k->sgd[types[t]][CAIRN__W_F32](x, NULL, u.expected_momentum, a, MOST, &of_sgd);
+        d->passes->update(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &sgd, &rates, &s);
+        const union cairn__update of_sgd = cairn__update_of(&sgd, &rates, 4, 0.5f);
+        k->update[CAIRN__OPTIM_SGD][types[t]][CAIRN__W_F32](x, NULL, expected, a, MOST, &of_sgd);
         end_update(&u, 99, 4);
         begin_update(&u, &item, a, &missed);
-        d->passes->adam(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &adam, &rates, &s);
-        const struct cairn__adam of_adam = cairn__adam_scalars(&adam, &rates, 4, 0.5f);
-        k->adam[types[t]][CAIRN__W_F32](x, NULL, u.expected_momentum, u.expected_second, a, MOST, &of_adam);
+        d->passes->update(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &adam, &rates, &s);
+        const union cairn__update of_adam = cairn__update_of(&adam, &rates, 4, 0.5f);
+        k->update[CAIRN__OPTIM_ADAM][types[t]][CAIRN__W_F32](x, NULL, expected, a, MOST, &of_adam);
         end_update(&u, 99, 4);
     }
 }
@@ -299,7 +306,7 @@ static void small_updates_move_randomly_rounded_weights_in_the_mean(void **state
     (void)state;
     enum { N = 4096, UPDATES = 1000 };
     static uint16_t random[N], nearest[N];
-    const struct cairn__sgd_rule rule = {0};
+    const struct cairn__optim_rule rule = {.kind = CAIRN__OPTIM_SGD};
     struct cairn__optim_state s = {.clip = 1, .rounding_seed = 12345};
     const struct cairn__rates rates = {.lr = 0x1p-10};
     const int64_t missed = 0;
@@ -307,8 +314,8 @@ static void small_updates_move_randomly_rounded_weights_in_the_mean(void **state
                                          {.n = N, .weights = nearest, .grad = want, .missed = &missed}};
     k->fill[CAIRN_BF16](random, N, 1), k->fill[CAIRN_BF16](nearest, N, 1), k->fill[CAIRN_F32](want, N, 1);
     for (s.steps = 0; s.steps < UPDATES; s.steps++) {
-        d->passes->sgd(d, &items[0], 1, CAIRN_F32, CAIRN__W_BF16_STOCHASTIC, &rule, &rates, &s);
-        d->passes->sgd(d, &items[1], 1, CAIRN_F32, CAIRN__W_BF16, &rule, &rates, &s);
+        d->passes->update(d, &items[0], 1, CAIRN_F32, CAIRN__W_BF16_STOCHASTIC, &rule, &rates, &s);
+        d->passes->update(d, &items[1], 1, CAIRN_F32, CAIRN__W_BF16, &rule, &rates, &s);
     }
     double mean = 0;
     for (int i = 0; i < N; i++) {

@@ -107,7 +107,8 @@ static void l2norm(struct bench *b) {
     b->d->passes->l2norm(b->d, &item, 1, CAIRN_F32, b->factor, b->norm, NULL, b->found);
 }
 
-static const struct cairn__adam_rule RULE = {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .decoupled = true};
+static const struct cairn__optim_rule RULE = {
+    .kind = CAIRN__OPTIM_ADAM, .adam = {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .decoupled = true}};
 
 static void adamw(struct bench *b) {
     const struct cairn__optim_item item = {.n = b->n,
@@ -117,7 +118,7 @@ static void adamw(struct bench *b) {
                                            .grad = b->half,
                                            .factor = b->factor,
                                            .missed = b->missed};
-    b->d->passes->adam(b->d, &item, 1, CAIRN_F16, CAIRN__W_F32_F16, &RULE, b->rates, b->state);
+    b->d->passes->update(b->d, &item, 1, CAIRN_F16, CAIRN__W_F32_F16, &RULE, b->rates, b->state);
 }
 
 /* ---- that they are right ---- */
@@ -175,10 +176,12 @@ static void check_adamw(struct bench *b) {
     b->d->passes->fill(b->d, CAIRN_F32, b->m, b->n, 0.0f);
     b->d->passes->fill(b->d, CAIRN_F32, b->v, b->n, 0.0f);
     adamw(b);
-    const struct cairn__adam h = cairn__adam_scalars(&RULE, &RATES, 1, FACTOR);
+    const union cairn__update h = cairn__update_of(&RULE, &RATES, 1, FACTOR);
+    float *const state[CAIRN__MAX_STATES] = {m, v};
     for (int i = 0; i < 3; i++) {
         memset(m, 0, sizeof(m)), memset(v, 0, sizeof(v));
-        cairn__kernels_cpu(0)->adam[CAIRN_F16][CAIRN__W_F32_F16](w[i], half, m, v, grad[i], SLICE, &h);
+        cairn__kernels_cpu(0)->update[CAIRN__OPTIM_ADAM][CAIRN_F16][CAIRN__W_F32_F16](w[i], half, state, grad[i], SLICE,
+                                                                                      &h);
         slice(b, i, new_w, b->x, sizeof(float)), slice(b, i, new_half, b->weight, sizeof(uint16_t));
         slice(b, i, new_m, b->m, sizeof(float)), slice(b, i, new_v, b->v, sizeof(float));
         require(!memcmp(w[i], new_w, sizeof(new_w)) && !memcmp(half, new_half, sizeof(half)), "adamw's weights");

@@ -658,7 +658,7 @@ static float *widened(const struct list *l, size_t i) {
 struct training {
     cairn_dtype grad;
     enum cairn__weight_mode mode;
-    struct list weights, half, state[2], grads;
+    struct list weights, half, state[CAIRN__MAX_STATES], grads;
     struct cairn__optim_state optim; /* the host's */
     struct cairn__rates rates;
     int64_t missed[LIST];
@@ -693,8 +693,7 @@ static struct training make_training(cairn_dtype grad, enum cairn__weight_mode m
     t.weights = make_list(weight_type(mode), LIST, size_of, offset, MODERATE, SEED);
     t.half = make_list(half, LIST, size_of, offset, MODERATE, SEED);
     t.grads = make_list(grad, LIST, size_of, 1 - offset, MODERATE, SEED);
-    t.state[0] = make_zeros(offset);
-    t.state[1] = make_zeros(0);
+    for (int k = 0; k < CAIRN__MAX_STATES; k++) t.state[k] = make_zeros(k == 0 ? offset : 0);
     t.device_optim = on_device(&t.optim, sizeof(t.optim));
     t.device_missed = on_device(t.missed, sizeof(t.missed));
     t.device_factor = on_device(&t.factor, sizeof(t.factor));
@@ -704,7 +703,7 @@ static struct training make_training(cairn_dtype grad, enum cairn__weight_mode m
 
 static void drop_training(struct training *t) {
     drop_list(&t->weights), drop_list(&t->half), drop_list(&t->grads);
-    drop_list(&t->state[0]), drop_list(&t->state[1]);
+    for (int k = 0; k < CAIRN__MAX_STATES; k++) drop_list(&t->state[k]);
     cairn__device_free(device, t->device_optim), cairn__device_free(device, t->device_missed);
     cairn__device_free(device, t->device_factor), cairn__device_free(device, t->device_rates);
 }
@@ -717,11 +716,6 @@ static bool is_missing(size_t i, int step) {
 static bool is_skipped(int step) {
     return step == 2;
 }
-
-/* What a step needs of either optimizer. */
-typedef void (*host_update)(const struct training *t, size_t i, const void *rule);
-typedef void (*device_update)(const struct training *t, const struct cairn__optim_item *items, size_t count,
-                              const void *rule);
 
 static void new_gradients(struct training *t, int step) {
     for (size_t i = 0; i < LIST; i++) {
@@ -742,7 +736,8 @@ static size_t fill_optim_items(const struct training *t, int step, struct cairn_
         items[count++] = (struct cairn__optim_item){.n = t->weights.n[i],
                                                     .weights = device_of(&t->weights, i),
                                                     .half = has_half(t->mode) ? device_of(&t->half, i) : NULL,
-                                                    .state = {device_of(&t->state[0], i), device_of(&t->state[1], i)},
+                                                    .state = {device_of(&t->state[0], i), device_of(&t->state[1], i),
+                                                              device_of(&t->state[2], i)},
                                                     .grad = device_of(&t->grads, i),
                                                     .factor = t->device_factor,
                                                     .missed = t->device_missed + i};
@@ -751,44 +746,13 @@ static size_t fill_optim_items(const struct training *t, int step, struct cairn_
     return count;
 }
 
-/* One step, with its counting done by the device where it is the device's; the host's is done by hand. */
-static void run_step(struct training *t, int step, host_update host, device_update on_the_device, const void *rule) {
-    struct cairn__optim_item items[LIST];
-    t->optim.skip = is_skipped(step);
-    new_gradients(t, step);
-    passes->store(device, t->device_optim, &t->optim, sizeof(t->optim));
-    const size_t count = fill_optim_items(t, step, items);
-    on_the_device(t, items, count, rule);
-    for (size_t i = 0; i < LIST; i++) {
-        if (is_missing(i, step)) passes->count_up(device, t->device_missed + i, t->device_optim);
-    }
-    if (t->optim.skip) return;
-    for (size_t i = 0; i < LIST; i++) {
-        if (is_missing(i, step)) t->missed[i]++;
-        else host(t, i, rule);
-    }
-    t->optim.steps++;
-}
-
 static void assert_training(const struct training *t, const char *what) {
     int64_t missed[LIST];
     download(missed, t->device_missed, sizeof(missed));
     assert_memory_equal(missed, t->missed, sizeof(missed));
     assert_list(&t->weights, false, what);
     assert_list(&t->half, false, what);
-    assert_list(&t->state[0], false, what);
-    assert_list(&t->state[1], false, what);
-}
-
-static void train(cairn_dtype grad, enum cairn__weight_mode mode, const char *name, host_update host,
-                  device_update on_the_device, const void *rule) {
-    enum { STEPS = 5 };
-    char what[64];
-    snprintf(what, sizeof(what), "%s %s mode %d", name, cairn_dtype_name(grad), (int)mode);
-    struct training t = make_training(grad, mode, (size_t)mode % 2);
-    for (int step = 0; step < STEPS; step++) run_step(&t, step, host, on_the_device, rule);
-    assert_training(&t, what);
-    drop_training(&t);
+    for (int k = 0; k < CAIRN__MAX_STATES; k++) assert_list(&t->state[k], false, what);
 }
 
 /* Weights that are rounded at random are widened, updated as f32 and rounded; others are updated where they are. */
@@ -808,70 +772,97 @@ static void weights_were_updated(const struct training *t, size_t i, void *weigh
     free(weights);
 }
 
-static void host_sgd(const struct training *t, size_t i, const void *rule) {
-    const struct cairn__sgd_rule *r = rule;
+static void host_update(const struct training *t, size_t i, const struct cairn__optim_rule *rule) {
     const int64_t update = cairn__update_number(&t->optim, &t->missed[i]);
-    const struct cairn__sgd scalars = cairn__sgd_scalars(r, &t->rates, update, t->factor * t->optim.clip);
+    const union cairn__update scalars = cairn__update_of(rule, &t->rates, update, t->factor * t->optim.clip);
+    float *const state[CAIRN__MAX_STATES] = {host_of(&t->state[0], i), host_of(&t->state[1], i),
+                                             host_of(&t->state[2], i)};
     void *weights = weights_to_update(t, i);
-    ((cairn__sgd_fn)reference(CAIRN__K_SGD, t->grad,
-                              mode_to_update(t)))(weights, host_of(&t->half, i), host_of(&t->state[0], i),
-                                                  host_of(&t->grads, i), t->weights.n[i], &scalars);
+    ((cairn__update_fn)reference((enum cairn__kernel_kind)(CAIRN__K_SGD + (int)rule->kind), t->grad,
+                                 mode_to_update(t)))(weights, host_of(&t->half, i), state, host_of(&t->grads, i),
+                                                     t->weights.n[i], &scalars);
     weights_were_updated(t, i, weights, update);
 }
 
-static void device_sgd(const struct training *t, const struct cairn__optim_item *items, size_t count,
-                       const void *rule) {
-    passes->sgd(device, items, count, t->grad, t->mode, rule, t->device_rates, t->device_optim);
+/* One step, with its counting done by the device where it is the device's; the host's is done by hand. */
+static void run_step(struct training *t, int step, const struct cairn__optim_rule *rule) {
+    struct cairn__optim_item items[LIST];
+    t->optim.skip = is_skipped(step);
+    new_gradients(t, step);
+    passes->store(device, t->device_optim, &t->optim, sizeof(t->optim));
+    const size_t count = fill_optim_items(t, step, items);
+    passes->update(device, items, count, t->grad, t->mode, rule, t->device_rates, t->device_optim);
+    for (size_t i = 0; i < LIST; i++) {
+        if (is_missing(i, step)) passes->count_up(device, t->device_missed + i, t->device_optim);
+    }
+    if (t->optim.skip) return;
+    for (size_t i = 0; i < LIST; i++) {
+        if (is_missing(i, step)) t->missed[i]++;
+        else host_update(t, i, rule);
+    }
+    t->optim.steps++;
 }
 
-static void host_adam(const struct training *t, size_t i, const void *rule) {
-    const struct cairn__adam_rule *r = rule;
-    const int64_t update = cairn__update_number(&t->optim, &t->missed[i]);
-    const struct cairn__adam scalars = cairn__adam_scalars(r, &t->rates, update, t->factor * t->optim.clip);
-    void *weights = weights_to_update(t, i);
-    ((cairn__adam_fn)reference(CAIRN__K_ADAM, t->grad,
-                               mode_to_update(t)))(weights, host_of(&t->half, i), host_of(&t->state[0], i),
-                                                   host_of(&t->state[1], i), host_of(&t->grads, i), t->weights.n[i],
-                                                   &scalars);
-    weights_were_updated(t, i, weights, update);
+static void train(cairn_dtype grad, enum cairn__weight_mode mode, const char *name,
+                  const struct cairn__optim_rule *rule) {
+    enum { STEPS = 5 };
+    char what[64];
+    snprintf(what, sizeof(what), "%s %s mode %d", name, cairn_dtype_name(grad), (int)mode);
+    struct training t = make_training(grad, mode, (size_t)mode % 2);
+    for (int step = 0; step < STEPS; step++) run_step(&t, step, rule);
+    assert_training(&t, what);
+    drop_training(&t);
 }
 
-static void device_adam(const struct training *t, const struct cairn__optim_item *items, size_t count,
-                        const void *rule) {
-    passes->adam(device, items, count, t->grad, t->mode, rule, t->device_rates, t->device_optim);
+static void train_by(const char *name, const struct cairn__optim_rule *rules, size_t count) {
+    EACH_FLOAT(grad) {
+        for (int mode = 0; mode < CAIRN__NUM_STORAGE_MODES; mode++) {
+            for (size_t r = 0; r < count; r++) train(*grad, (enum cairn__weight_mode)mode, name, &rules[r]);
+        }
+    }
 }
 
 static void sgd_has_the_references_bits_over_steps(void **state) {
     (void)state;
-    static const struct cairn__sgd_rule rules[] = {
-        {0},
-        {.weight_decay = 0.1},
-        {.has_momentum = true, .dampening = 0.25},
-        {.has_momentum = true, .nesterov = true, .weight_decay = 0.01},
+    static const struct cairn__optim_rule rules[] = {
+        {.kind = CAIRN__OPTIM_SGD},
+        {.kind = CAIRN__OPTIM_SGD, .sgd = {.weight_decay = 0.1}},
+        {.kind = CAIRN__OPTIM_SGD, .maximizes = true, .sgd = {.has_momentum = true, .dampening = 0.25}},
+        {.kind = CAIRN__OPTIM_SGD, .sgd = {.has_momentum = true, .nesterov = true, .weight_decay = 0.01}},
+        {.kind = CAIRN__OPTIM_SGD, .sgd = {.has_momentum = true, .decays_last = true, .weight_decay = 0.01}},
     };
-    EACH_FLOAT(grad) {
-        for (int mode = 0; mode < CAIRN__NUM_STORAGE_MODES; mode++) {
-            for (size_t r = 0; r < COUNT(rules); r++) {
-                train(*grad, (enum cairn__weight_mode)mode, "sgd", host_sgd, device_sgd, &rules[r]);
-            }
-        }
-    }
+    train_by("sgd", rules, COUNT(rules));
 }
 
 static void adam_has_the_references_bits_over_steps(void **state) {
     (void)state;
-    static const struct cairn__adam_rule rules[] = {
-        {.beta2 = 0.999, .eps = 1e-8},
-        {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1},
-        {.beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1, .decoupled = true},
+    static const struct cairn__optim_rule rules[] = {
+        {.kind = CAIRN__OPTIM_ADAM, .adam = {.beta2 = 0.999, .eps = 1e-8}},
+        {.kind = CAIRN__OPTIM_ADAM, .adam = {.beta2 = 0.5, .eps = 1e-8, .weight_decay = 0.1, .amsgrad = true}},
+        {.kind = CAIRN__OPTIM_ADAM,
+         .maximizes = true,
+         .adam = {.beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1, .decoupled = true, .uncorrected = true}},
     };
-    EACH_FLOAT(grad) {
-        for (int mode = 0; mode < CAIRN__NUM_STORAGE_MODES; mode++) {
-            for (size_t r = 0; r < COUNT(rules); r++) {
-                train(*grad, (enum cairn__weight_mode)mode, "adam", host_adam, device_adam, &rules[r]);
-            }
-        }
-    }
+    train_by("adam", rules, COUNT(rules));
+}
+
+static void lion_has_the_references_bits_over_steps(void **state) {
+    (void)state;
+    static const struct cairn__optim_rule rules[] = {
+        {.kind = CAIRN__OPTIM_LION, .lion = {.beta2 = 0.99}},
+        {.kind = CAIRN__OPTIM_LION, .maximizes = true, .lion = {.beta2 = 0.5, .weight_decay = 0.1}},
+    };
+    train_by("lion", rules, COUNT(rules));
+}
+
+static void adagrad_has_the_references_bits_over_steps(void **state) {
+    (void)state;
+    static const struct cairn__optim_rule rules[] = {
+        {.kind = CAIRN__OPTIM_ADAGRAD, .adagrad = {.eps = 1e-10, .initial = 0.5}},
+        {.kind = CAIRN__OPTIM_ADAGRAD, .adagrad = {.eps = 1e-6, .weight_decay = 0.1, .lr_decay = 0.25}},
+        {.kind = CAIRN__OPTIM_ADAGRAD, .adagrad = {.eps = 1e-6, .weight_decay = 0.1, .decoupled = true}},
+    };
+    train_by("adagrad", rules, COUNT(rules));
 }
 
 /* ---- the end of a step ---- */
@@ -1918,7 +1909,7 @@ static void drop_recorded(struct recorded *r) {
 
 /* One step: gradients change with the weights, the product writes into them, the sums go through partial results. */
 static void queue_step(struct recorded *r) {
-    const struct cairn__sgd_rule rule = {.has_momentum = true};
+    const struct cairn__optim_rule rule = {.kind = CAIRN__OPTIM_SGD, .sgd = {.has_momentum = true}};
     uint32_t *flags = r->flags;
     const struct cairn__item scale = {.n = RECORDED, .dst = r->scaled, .x = r->grads};
     const struct cairn__item mix = {.n = RECORDED, .dst = r->scaled, .x = r->weights, .y = r->scaled};
@@ -1937,7 +1928,7 @@ static void queue_step(struct recorded *r) {
     OK(cairn__device_matmul(device, &r->forward.p));
     passes->sum(device, CAIRN_F32, r->sums, r->scaled, RECORDED, 1);
     passes->l2norm(device, &norm, 1, CAIRN_F32, NULL, r->norm, NULL, flags);
-    passes->sgd(device, &item, 1, CAIRN_F32, CAIRN__W_F32_F16, &rule, r->rates, r->ending.end.optim);
+    passes->update(device, &item, 1, CAIRN_F32, CAIRN__W_F32_F16, &rule, r->rates, r->ending.end.optim);
     passes->share_flag(device, flags, skips, 2);
     passes->scaler_update(device, r->ending.device_scalers, r->ending.device_scaler_reports);
     passes->step_end(device, &r->ending.end);
@@ -2106,6 +2097,8 @@ int main(int argc, char **argv) {
         TEST(l2norm_is_finite_where_its_tensors_are),
         TEST(sgd_has_the_references_bits_over_steps),
         TEST(adam_has_the_references_bits_over_steps),
+        TEST(lion_has_the_references_bits_over_steps),
+        TEST(adagrad_has_the_references_bits_over_steps),
         TEST(step_end_agrees_with_the_host_step_by_step),
         TEST(unread_reports_lose_no_totals),
         TEST(step_end_works_without_scaler_and_parameters),

@@ -112,9 +112,12 @@ static void call_sgd(const struct cairn__kernel_row *row, void *const *a, size_t
     h.momentum_on = v >= 2;
     h.first = v == 3;
     h.nesterov = v == 4;
-    h.weight_decay = v == 1 || v == 4 ? 0.01f : 0;
-    CALLS(sgd)(a[0], a[1], h.momentum_on ? a[2] : NULL, a[3], n, &h);
+    h.decays_last = v == 5;
+    h.weight_decay = v == 1 || v >= 4 ? 0.01f : 0;
+    float *const state[CAIRN__MAX_STATES] = {h.momentum_on ? a[2] : NULL};
+    CALLS(update)(a[0], a[1], state, a[3], n, &(const union cairn__update){.sgd = h});
 }
+enum { AMSGRAD = 3 }; /* the variant of Adam */
 static void call_adam(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     struct cairn__adam h = {.beta1 = 0.9f,
                             .one_minus_beta1 = 0.1f,
@@ -128,7 +131,28 @@ static void call_adam(const struct cairn__kernel_row *row, void *const *a, size_
     (void)out;
     h.decoupled = v == 0;
     h.weight_decay = v <= 1 ? 0.01f : 0;
-    CALLS(adam)(a[0], a[1], a[2], a[3], a[4], n, &h);
+    h.amsgrad = v == AMSGRAD;
+    float *const state[CAIRN__MAX_STATES] = {a[2], a[3], h.amsgrad ? a[5] : NULL};
+    CALLS(update)(a[0], a[1], state, a[4], n, &(const union cairn__update){.adam = h});
+}
+static void call_lion(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    struct cairn__lion h = {.beta1 = 0.9f,
+                            .one_minus_beta1 = 0.1f,
+                            .beta2 = 0.99f,
+                            .one_minus_beta2 = 0.01f,
+                            .lr = 0.0015f,
+                            .factor = 0x1p-10f};
+    (void)out;
+    h.lr_decay = v == 0 ? 0.0001f : 0;
+    CALLS(update)(a[0], a[1], (float *const[]){a[2]}, a[3], n, &(const union cairn__update){.lion = h});
+}
+static void call_adagrad(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    struct cairn__adagrad h = {.lr = 0.0015f, .eps = 1e-8f, .initial = 0.5f, .factor = 0x1p-10f, .lr_decay = 0.0001f};
+    (void)out;
+    h.decoupled = v == 0;
+    h.weight_decay = v <= 1 ? 0.01f : 0;
+    h.first = v == 2;
+    CALLS(update)(a[0], a[1], (float *const[]){a[2]}, a[3], n, &(const union cairn__update){.adagrad = h});
 }
 static void call_add(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v, (void)out;
@@ -206,6 +230,16 @@ static int same_width(int a, int b) {
 #define F32_BOTH \
     { CAIRN_F32, UPDATED, 1 }
 
+static struct job one_state_job(const struct cairn__kernel_row *row, int variants, int plain,
+                                void (*call)(const struct cairn__kernel_row *, void *const *, size_t, int,
+                                             struct outcome *)) {
+    return (struct job){
+        4,     {{param_type(row->b), UPDATED, 1}, half_array(row->b), F32_BOTH, {(cairn_dtype)row->a, READ, 1}},
+        {0},   variants,
+        plain, false,
+        call};
+}
+
 /* A switch of kinds: each line is one kernel's shape. */
 struct job job_of(const struct cairn__kernel_row *row) {
     const cairn_dtype a = (cairn_dtype)row->a, b = (cairn_dtype)row->b;
@@ -233,18 +267,20 @@ struct job job_of(const struct cairn__kernel_row *row) {
     case CAIRN__K_REDUCE:
         return reduce_job(row, IN_PLACE_OF_2);
     case CAIRN__K_SGD:
-        return (struct job){4,       {{param_type(row->b), UPDATED, 1}, half_array(row->b), F32_BOTH, {a, READ, 1}},
-                            {0},     5,
-                            2,       false,
-                            call_sgd};
-    case CAIRN__K_ADAM:
-        return (struct job){5,
-                            {{param_type(row->b), UPDATED, 1}, half_array(row->b), F32_BOTH, F32_BOTH, {a, READ, 1}},
-                            {0},
-                            3,
-                            0,
-                            false,
-                            call_adam};
+        return one_state_job(row, 6, 2, call_sgd);
+    case CAIRN__K_ADAM: /* amsgrad's greatest is last, and is left alone by the variants without */
+        return (struct job){
+            6,
+            {{param_type(row->b), UPDATED, 1}, half_array(row->b), F32_BOTH, F32_BOTH, {a, READ, 1}, F32_BOTH},
+            {0},
+            4,
+            0,
+            false,
+            call_adam};
+    case CAIRN__K_LION:
+        return one_state_job(row, 2, 0, call_lion);
+    case CAIRN__K_ADAGRAD:
+        return one_state_job(row, 4, 0, call_adagrad);
     case CAIRN__K_ADD:
         return (struct job){3, {F32_OUT, F32_IN, F32_IN}, {1, 2}, 1, 0, false, call_add};
     case CAIRN__K_MUL_SCALAR:
@@ -297,6 +333,7 @@ struct job job_of(const struct cairn__kernel_row *row) {
 struct job job_of_variant(const struct cairn__kernel_row *row, int variant) {
     if (row->kind == CAIRN__K_REDUCE) return reduce_job(row, variant);
     struct job job = job_of(row);
+    if (row->kind == CAIRN__K_ADAM && variant != AMSGRAD) job.num_arrays--;
     if (row->kind == CAIRN__K_COL_SUM && variant == OF_BATCH) {
         job.array[1].times = BATCH_ROWS;
         job.plain_variant = OF_BATCH;
@@ -318,6 +355,8 @@ const char *group_name(const struct cairn__kernel_row *row, char *text, size_t n
                                         "reduce",
                                         "sgd",
                                         "adam",
+                                        "lion",
+                                        "adagrad",
                                         "add",
                                         "mul_scalar",
                                         "relu",
@@ -331,7 +370,7 @@ const char *group_name(const struct cairn__kernel_row *row, char *text, size_t n
                                         "bias_add",
                                         "round"};
     static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
-    const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
+    const bool optimizer = row->kind >= CAIRN__K_SGD && row->kind < CAIRN__K_SGD + (int)CAIRN__NUM_OPTIMS;
     const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";
     if (row->kind >= CAIRN__K_MAP && row->kind <= CAIRN__K_DOT) {
         const int type = row->kind == CAIRN__K_DOT ? row->a : row->b;

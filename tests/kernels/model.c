@@ -408,8 +408,19 @@ static bool optimizer_is_right(const struct cairn__kernel_row *row, const struct
             if (!near(value_of(CAIRN_F32, after[2], i), m, 1e-6)) return false;
             if (!near(value_of(CAIRN_F32, after[3], i), v, 1e-6)) return false;
         } else {
-            b = 0.9 * b + 0.75 * g;
-            w = w - 0.1 * b;
+            if (row->kind == CAIRN__K_LION) {
+                const double c = 0.9 * b + 0.1 * g;
+                if (fabs(c) < 1e-6) continue; /* a tie of sign */
+                b = 0.99 * b + 0.01 * g;
+                w = w * 0.9999 - copysign(0.0015, c);
+            } else if (row->kind == CAIRN__K_ADAGRAD) {
+                b = b + g * g;
+                if (b < 1e-3) continue; /* no sum of squares */
+                w = w * 0.9999 - 0.0015 * g / (sqrt(b) + 1e-8);
+            } else {
+                b = 0.9 * b + 0.75 * g;
+                w = w - 0.1 * b;
+            }
             if (!near(value_of(CAIRN_F32, after[2], i), b, 1e-6)) return false;
         }
         if (!near(value_of(type, after[0], i), w, tolerance)) return false;
@@ -478,6 +489,8 @@ static bool judge(const struct cairn__kernel_row *row, const struct job *job, in
         return reductions_are_right(row, variant, before, after, out->found);
     case CAIRN__K_SGD:
     case CAIRN__K_ADAM:
+    case CAIRN__K_LION:
+    case CAIRN__K_ADAGRAD:
         return optimizer_is_right(row, job, before, after);
     case CAIRN__K_SUM:
     case CAIRN__K_MSE_SUM:
@@ -532,7 +545,7 @@ bool check_reference(const struct cairn__kernel_row *row, const struct checking 
     const struct job job = job_of(row);
     const bool is_fp8 = row->kind >= CAIRN__K_FP8_ROUND;
     const bool by_formula =
-        row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM || (row->kind >= CAIRN__K_MAP && !is_fp8);
+        (row->kind >= CAIRN__K_SGD && row->kind <= CAIRN__K_ADAGRAD) || (row->kind >= CAIRN__K_MAP && !is_fp8);
     const bool all = row->kind == CAIRN__K_REDUCE || row->kind == CAIRN__K_SUM_ROWS || is_fp8;
     for (int flavour = MODERATE; flavour <= (by_formula ? MODERATE : WILD); flavour++) {
         for (int v = all ? 0 : job.plain_variant; v <= (all ? job.num_variants - 1 : job.plain_variant); v++) {

@@ -10,68 +10,13 @@
 #include <cmocka.h>
 
 #include "../one_env.h"
-#include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "core/half.h"
-#include "core/philox.h"
 #include "core/status.h"
-#include "optim/optim.h"
-#include "param/param.h"
-
-enum { N = 1003, STEPS = 100 };
-
-static const struct cairn__loss_scale SCALE = {128, 1.0f / 128};
-
-/* Element i of the numbers of step t: in (-1, 1). */
-static float number(int t, int i) {
-    return 2.0f * cairn__uniform(cairn__philox(1234, (uint64_t)i, (uint64_t)t).word[0]) - 1.0f;
-}
-
-static struct cairn__param *make_param(cairn_env *env, cairn_dtype half, cairn_param_set **set) {
-    struct cairn__param *p = NULL;
-    assert_int_equal(cairn__param_set_new(env, set), CAIRN_OK);
-    assert_int_equal(cairn__param_set_add(*set, "w", 1, (int64_t[]){N}, false, &p), CAIRN_OK);
-    for (int i = 0; i < N; i++) ((float *)p->data)[i] = number(0, i);
-    if (half) assert_int_equal(cairn__param_set_to_half(p->set, half, true, false), CAIRN_OK);
-    return p;
-}
-
-/* Writes step t's gradient, times 1/factor, rounded to the slot's type; truth[] gets what it then stands for. */
-static void write_gradient(struct cairn__param *p, int t, double *truth) {
-    void *slot = NULL;
-    assert_int_equal(cairn__grad_begin_write(p->gradient, &slot), CAIRN_OK);
-    const struct cairn__dtype *type = cairn__dtype(p->dtype);
-    for (int i = 0; i < N; i++) {
-        char *element = (char *)slot + (size_t)i * type->nbytes;
-        const float factor = p->set->scale ? p->set->scale->factor : 1.0f;
-        type->from_f32(element, number(t, i) / factor);
-        truth[i] = (double)type->to_f32(element) * (double)factor;
-    }
-    cairn__param_grad_ready(p);
-}
-
-static void assert_close(const float *got, const double *want) {
-    double difference = 0, norm = 0;
-    for (int i = 0; i < N; i++) {
-        difference += (got[i] - want[i]) * (got[i] - want[i]);
-        norm += want[i] * want[i];
-    }
-    if (!(sqrt(difference) <= 1e-6 * sqrt(norm))) {
-        fail_msg("differs by %g of the norm after %d steps", sqrt(difference / norm), STEPS);
-    }
-}
-
-static void assert_half_is_rounded_master(const struct cairn__param *p) {
-    const struct cairn__dtype *type = cairn__dtype(p->dtype);
-    for (int i = 0; i < N; i++) {
-        uint16_t want;
-        type->from_f32(&want, p->master[i]);
-        assert_int_equal(((uint16_t *)p->data)[i], want);
-    }
-}
+#include "one_param.h"
 
 struct model {
-    double w[N], s1[N], s2[N], g[N];
+    double w[N], s1[N], s2[N], s3[N], g[N];
 };
 
 static void start_model(struct model *m) {
@@ -81,23 +26,28 @@ static void start_model(struct model *m) {
 
 static void sgd_model(struct model *m, const struct cairn_sgd_options *h, int t) {
     for (int i = 0; i < N; i++) {
-        double g = m->g[i] + h->weight_decay * m->w[i];
+        const double decay = h->weight_decay * m->w[i], sign = h->maximize == CAIRN_ON ? -1 : 1;
+        const bool last = h->decay_after_momentum == CAIRN_ON;
+        double g = sign * m->g[i] + (last ? 0 : decay);
         if (h->momentum != 0) {
             m->s1[i] = t == 1 ? g : h->momentum * m->s1[i] + (1 - h->dampening) * g;
             g = h->nesterov == CAIRN_ON ? g + h->momentum * m->s1[i] : m->s1[i];
         }
-        m->w[i] -= h->lr * g;
+        m->w[i] -= h->lr * (g + (last ? decay : 0));
     }
 }
 
 static void adam_model(struct model *m, const struct cairn_adam_options *h, bool decoupled, int t) {
     for (int i = 0; i < N; i++) {
-        double g = m->g[i] + (decoupled ? 0 : h->weight_decay * m->w[i]);
+        double g = (h->maximize == CAIRN_ON ? -1 : 1) * m->g[i] + (decoupled ? 0 : h->weight_decay * m->w[i]);
         if (decoupled) m->w[i] *= 1 - h->lr * h->weight_decay;
         m->s1[i] = h->beta1 * m->s1[i] + (1 - h->beta1) * g;
         m->s2[i] = h->beta2 * m->s2[i] + (1 - h->beta2) * g * g;
-        double c1 = 1 - pow(h->beta1, t), c2 = 1 - pow(h->beta2, t);
-        m->w[i] -= h->lr * (m->s1[i] / c1) / (sqrt(m->s2[i] / c2) + h->eps);
+        m->s3[i] = fmax(m->s3[i], m->s2[i]);
+        const double second = h->amsgrad == CAIRN_ON ? m->s3[i] : m->s2[i];
+        const bool corrects = h->bias_correction != CAIRN_OFF;
+        const double c1 = corrects ? 1 - pow(h->beta1, t) : 1, c2 = corrects ? 1 - pow(h->beta2, t) : 1;
+        m->w[i] -= h->lr * (m->s1[i] / c1) / (sqrt(second / c2) + h->eps);
     }
 }
 
@@ -130,9 +80,12 @@ static void run_sgd(cairn_env *env, struct cairn_sgd_options h, cairn_dtype dtyp
 static void sgd_follows_its_double_model(void **state) {
     static const struct {
         double momentum, dampening, decay;
-        cairn_switch nesterov;
-    } cases[] = {{0, 0, 0, CAIRN_OFF},        {0, 0, 0.01, CAIRN_OFF},  {0.9, 0, 0, CAIRN_OFF},
-                 {0.9, 0.5, 0.01, CAIRN_OFF}, {0.9, 0, 0.01, CAIRN_ON}, {0.5, 1, 0, CAIRN_OFF}};
+        cairn_switch nesterov, maximize, decay_last;
+    } cases[] = {{0, 0, 0, CAIRN_OFF, CAIRN_OFF, CAIRN_OFF},     {0, 0, 0.01, CAIRN_OFF, CAIRN_OFF, CAIRN_OFF},
+                 {0.9, 0, 0, CAIRN_OFF, CAIRN_OFF, CAIRN_OFF},   {0.9, 0.5, 0.01, CAIRN_OFF, CAIRN_OFF, CAIRN_OFF},
+                 {0.9, 0, 0.01, CAIRN_ON, CAIRN_OFF, CAIRN_OFF}, {0.5, 1, 0, CAIRN_OFF, CAIRN_OFF, CAIRN_OFF},
+                 {0.9, 0, 0.01, CAIRN_ON, CAIRN_ON, CAIRN_OFF},  {0.9, 0.5, 0.01, CAIRN_OFF, CAIRN_OFF, CAIRN_ON},
+                 {0, 0, 0.01, CAIRN_OFF, CAIRN_ON, CAIRN_ON}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
         h.lr = 0.01;
@@ -140,16 +93,16 @@ static void sgd_follows_its_double_model(void **state) {
         h.dampening = cases[i].dampening;
         h.weight_decay = cases[i].decay;
         h.nesterov = cases[i].nesterov;
+        h.maximize = cases[i].maximize;
+        h.decay_after_momentum = cases[i].decay_last;
         for (int d = 0; d < 3; d++) run_sgd(*state, h, weight_types[d]);
     }
 }
 
-static void run_adam(cairn_env *env, bool decoupled, double decay, cairn_dtype dtype) {
+static void run_adam_as(cairn_env *env, bool decoupled, struct cairn_adam_options h, cairn_dtype dtype) {
     static struct model m;
     cairn_param_set *set = NULL;
     cairn_optimizer *o = NULL;
-    struct cairn_adam_options h = CAIRN_ADAM_OPTIONS_INIT;
-    h.weight_decay = decay;
     struct cairn__param *p = make_param(env, half_or_none(dtype), &set);
     set->scale = &SCALE;
     start_model(&m);
@@ -161,9 +114,17 @@ static void run_adam(cairn_env *env, bool decoupled, double decay, cairn_dtype d
         adam_model(&m, &h, decoupled, t);
     }
     assert_close(cairn_param_master(set, 0), m.w);
+    assert_within(o->arrays.moments[0].array[1], m.s2, 3e-6);
+    if (h.amsgrad == CAIRN_ON) assert_within(o->arrays.moments[0].array[2], m.s3, 3e-6);
     if (p->master) assert_half_is_rounded_master(p);
     cairn_optimizer_destroy(&o);
     cairn_param_set_destroy(&set);
+}
+
+static void run_adam(cairn_env *env, bool decoupled, double decay, cairn_dtype dtype) {
+    struct cairn_adam_options h = CAIRN_ADAM_OPTIONS_INIT;
+    h.weight_decay = decay;
+    run_adam_as(env, decoupled, h, dtype);
 }
 
 static void adam_follows_its_double_model(void **state) {
@@ -177,14 +138,20 @@ static void adamw_follows_its_double_model(void **state) {
     for (int d = 0; d < 3; d++) run_adam(*state, true, 0.01, weight_types[d]);
 }
 
-/* What amp does: looks, and leaves the step out where something was found. */
-static cairn_status look_and_skip(void *ctx, struct cairn__step_end *end) {
-    cairn_optimizer *o = ctx;
-    (void)end;
-    assert_int_equal(cairn__optimizer_prepare(o), CAIRN_OK);
-    cairn__optimizer_check(o);
-    (void)cairn__optimizer_take_flags(o, 1, &o->state->skip);
-    return CAIRN_OK;
+/* beta2 of 0.5, so that the greatest second moment is not the last. */
+static void adams_variants_follow_their_double_model(void **state) {
+    for (int variant = 1; variant < 8; variant++) {
+        for (int d = 0; d < 3; d++) {
+            struct cairn_adam_options h = CAIRN_ADAM_OPTIONS_INIT;
+            h.beta2 = 0.5;
+            h.weight_decay = 0.01;
+            h.amsgrad = variant & 1 ? CAIRN_ON : CAIRN_OFF;
+            h.maximize = variant & 2 ? CAIRN_ON : CAIRN_OFF;
+            h.bias_correction = variant & 4 ? CAIRN_OFF : CAIRN_ON;
+            run_adam_as(*state, false, h, weight_types[d]);
+            run_adam_as(*state, true, h, weight_types[d]);
+        }
+    }
 }
 
 static void raised_flag_keeps_every_bit(void **state) {
@@ -494,6 +461,7 @@ int main(void) {
         cmocka_unit_test(sgd_follows_its_double_model),
         cmocka_unit_test(adam_follows_its_double_model),
         cmocka_unit_test(adamw_follows_its_double_model),
+        cmocka_unit_test(adams_variants_follow_their_double_model),
         cmocka_unit_test(raised_flag_keeps_every_bit),
         cmocka_unit_test(parameter_without_gradient_keeps_weight_and_state),
         cmocka_unit_test(learning_rate_can_change_between_steps),

@@ -154,58 +154,33 @@ static const void *grad_at(const struct cairn__optim_item *t, cairn_dtype grad, 
     return (const char *)t->grad + i * cairn_dtype_nbytes(grad);
 }
 
-static void sgd_rounding(struct rounding *r, const struct cairn__optim_item *t, cairn_dtype grad,
-                         const struct cairn__sgd *h) {
+static void update_rounding(struct rounding *r, const struct cairn__optim_item *t, cairn_dtype grad,
+                            cairn__update_fn update, const union cairn__update *h) {
     for (size_t i = 0; i < t->n; i += BLOCK) {
         const size_t m = block_at(i, t->n);
         uint16_t *weights = (uint16_t *)t->weights + i;
+        float *state[CAIRN__MAX_STATES];
+        for (int s = 0; s < CAIRN__MAX_STATES; s++) state[s] = t->state[s] ? t->state[s] + i : NULL;
         r->k->cast[CAIRN_BF16][CAIRN_F32](r->wide, weights, m);
-        r->k->sgd[grad][CAIRN__W_F32](r->wide, NULL, t->state[0] ? t->state[0] + i : NULL, grad_at(t, grad, i), m, h);
+        update(r->wide, NULL, state, grad_at(t, grad, i), m, h);
         r->k->round_stochastic(weights, r->wide, m, r->seed, r->stream, i);
     }
 }
 
-static void adam_rounding(struct rounding *r, const struct cairn__optim_item *t, cairn_dtype grad,
-                          const struct cairn__adam *h) {
-    for (size_t i = 0; i < t->n; i += BLOCK) {
-        const size_t m = block_at(i, t->n);
-        uint16_t *weights = (uint16_t *)t->weights + i;
-        r->k->cast[CAIRN_BF16][CAIRN_F32](r->wide, weights, m);
-        r->k->adam[grad][CAIRN__W_F32](r->wide, NULL, t->state[0] + i, t->state[1] + i, grad_at(t, grad, i), m, h);
-        r->k->round_stochastic(weights, r->wide, m, r->seed, r->stream, i);
-    }
-}
-
-static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const struct cairn__rates *rates,
-                const struct cairn__optim_state *state) {
+static void update(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                   enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
+                   const struct cairn__optim_state *state) {
+    const cairn__update_fn *const by_mode = kernels(d)->update[rule->kind][grad];
     if (state->skip) return;
     for (size_t i = 0; i < count; i++) {
         const struct cairn__optim_item *t = &items[i];
-        const struct cairn__sgd h =
-            cairn__sgd_scalars(rule, rates, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
+        const union cairn__update h =
+            cairn__update_of(rule, rates, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
         if (mode == CAIRN__W_BF16_STOCHASTIC) {
             struct rounding r;
-            sgd_rounding(begin_rounding(&r, d, state, t), t, grad, &h);
+            update_rounding(begin_rounding(&r, d, state, t), t, grad, by_mode[CAIRN__W_F32], &h);
         } else {
-            kernels(d)->sgd[grad][mode](t->weights, t->half, t->state[0], t->grad, t->n, &h);
-        }
-    }
-}
-
-static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
-                 const struct cairn__optim_state *state) {
-    if (state->skip) return;
-    for (size_t i = 0; i < count; i++) {
-        const struct cairn__optim_item *t = &items[i];
-        const struct cairn__adam h =
-            cairn__adam_scalars(rule, rates, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
-        if (mode == CAIRN__W_BF16_STOCHASTIC) {
-            struct rounding r;
-            adam_rounding(begin_rounding(&r, d, state, t), t, grad, &h);
-        } else {
-            kernels(d)->adam[grad][mode](t->weights, t->half, t->state[0], t->state[1], t->grad, t->n, &h);
+            by_mode[mode](t->weights, t->half, t->state, t->grad, t->n, &h);
         }
     }
 }
@@ -427,8 +402,7 @@ const struct cairn__passes cairn__cpu_passes = {
     .clamp = clamp,
     .census = census,
     .count_exponents = count_exponents,
-    .sgd = sgd,
-    .adam = adam,
+    .update = update,
     .count_up = count_up,
     .step_end = step_end,
     .renew_rates = renew_rates,

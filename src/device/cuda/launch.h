@@ -96,25 +96,15 @@ struct cairn__norm_part {
 int cairn__launch_l2norm(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype,
                          const struct cairn__norm_part *part);
 
-struct cairn__sgd_list {
+struct cairn__optim_list {
     struct cairn__span span;
     struct cairn__optim_item items[CAIRN__CUDA_LIST];
-    struct cairn__sgd_rule rule;
+    struct cairn__optim_rule rule;
     const struct cairn__rates *rates;
     const struct cairn__optim_state *state;
 };
-int cairn__launch_sgd(struct CUstream_st *stream, const struct cairn__sgd_list *list, cairn_dtype grad,
-                      enum cairn__weight_mode mode);
-
-struct cairn__adam_list {
-    struct cairn__span span;
-    struct cairn__optim_item items[CAIRN__CUDA_LIST];
-    struct cairn__adam_rule rule;
-    const struct cairn__rates *rates;
-    const struct cairn__optim_state *state;
-};
-int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list *list, cairn_dtype grad,
-                       enum cairn__weight_mode mode);
+int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
+                         enum cairn__weight_mode mode);
 
 /* ---- a training step ---- */
 

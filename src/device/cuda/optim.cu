@@ -100,146 +100,128 @@ CAIRN__DEVICE void begin_rounding(rounding *shared, const cairn__optim_item &ite
     shared->stream = cairn__rounding_stream((uint32_t)item.parameter, update);
 }
 
-/* ---- SGD ---- */
+/* ---- updates ---- */
 
-template <class Grad, class Param, class Half> struct sgd_op {
-    const cairn__sgd *h;
+/* What a kind has: its arrays at most, how many packs a thread has under way, and one element's update. */
+template <int KIND> struct optim;
+template <> struct optim<CAIRN__OPTIM_SGD> {
+    enum { STATES = 1, PACKS = 2 };
+    CAIRN__DEVICE static float next(const cairn__update *h, float w, float g, float *s) {
+        return cairn__sgd_element(&h->sgd, w, g, s);
+    }
+};
+template <> struct optim<CAIRN__OPTIM_ADAM> {
+    enum { STATES = 3, PACKS = 1 };
+    CAIRN__DEVICE static float next(const cairn__update *h, float w, float g, float *s) {
+        return cairn__adam_element(&h->adam, w, g, &s[0], &s[1], &s[2]);
+    }
+};
+template <> struct optim<CAIRN__OPTIM_LION> {
+    enum { STATES = 1, PACKS = 2 };
+    CAIRN__DEVICE static float next(const cairn__update *h, float w, float g, float *s) {
+        return cairn__lion_element(&h->lion, w, g, s);
+    }
+};
+template <> struct optim<CAIRN__OPTIM_ADAGRAD> {
+    enum { STATES = 1, PACKS = 2 };
+    CAIRN__DEVICE static float next(const cairn__update *h, float w, float g, float *s) {
+        return cairn__adagrad_element(&h->adagrad, w, g, s);
+    }
+};
+
+/* The arrays that the rule has are there to be read; h, which says what counts of them, is not known at the first
+ * read. */
+template <int KIND, class Grad, class Param, class Half> struct update_op {
+    enum { STATES = optim<KIND>::STATES };
+    const cairn__update *h;
     Param *param;
     Half *half;
-    float *buf;
+    float *state[STATES];
     const Grad *grad;
-    bool momentum; /* buf is there to be read; h says whether it counts, and is not known at the first read */
+    int num_states;
     template <int V> struct in {
         Param w[V];
         Grad g[V];
-        float b[V];
+        float s[STATES][V];
     };
     template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const {
-        cairn__read<V, CAIRN__ONCE>(a->w, param + i);
         cairn__read<V, CAIRN__ONCE>(a->g, grad + i);
-        if (momentum) cairn__read<V, CAIRN__ONCE>(a->b, buf + i);
+#pragma unroll
+        for (int j = 0; j < STATES; j++) {
+            if (j < num_states) cairn__read<V, CAIRN__ONCE>(a->s[j], state[j] + i);
+        }
+        cairn__read<V, CAIRN__ONCE>(a->w, param + i);
     }
     template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) const {
-        const bool has_buf = h->momentum_on && !h->first;
-        float w[V], g[V], b[V];
+        float w[V], g[V], s[STATES][V];
         cairn__widen<V>(a.w, w);
         cairn__widen<V>(a.g, g);
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            b[k] = has_buf ? a.b[k] : 0;
-            w[k] = cairn__sgd_element(h, w[k], g[k], &b[k]);
+            float of[STATES];
+#pragma unroll
+            for (int j = 0; j < STATES; j++) of[j] = j < num_states ? a.s[j][k] : 0;
+            w[k] = optim<KIND>::next(h, w[k], g[k], of);
+#pragma unroll
+            for (int j = 0; j < STATES; j++) s[j][k] = of[j];
         }
-        if (h->momentum_on) cairn__write<V, CAIRN__ONCE>(buf + i, b);
+#pragma unroll
+        for (int j = 0; j < STATES; j++) {
+            if (j < num_states) cairn__write<V, CAIRN__ONCE>(state[j] + i, s[j]);
+        }
         write_weights<V>(param, half, i, w);
+    }
+    CAIRN__DEVICE bool aligned() const {
+        bool all = cairn__aligned<PACK>(param) && aligned_copy<PACK>(half) && cairn__aligned<PACK>(grad);
+#pragma unroll
+        for (int j = 0; j < STATES; j++) all = all && (j >= num_states || cairn__aligned<PACK>(state[j]));
+        return all;
     }
 };
 
 /* Thread 0 forms the scalars of the block's tensor, as the CPU does. */
-template <class Grad, int MODE, class List> static CAIRN__KERNEL sgd_list(const List list) {
+template <int KIND, class Grad, int MODE, class List> static CAIRN__KERNEL update_list(const List list) {
     typedef typename storage<MODE>::param param;
     typedef typename storage<MODE>::half half;
     const cairn__where at = cairn__find(list.span, list.items);
     const cairn__optim_item &item = list.items[at.tensor];
-    __shared__ cairn__sgd h;
+    __shared__ cairn__update h;
     __shared__ rounding stream;
     __shared__ bool skipped;
-    sgd_op<Grad, param, half> op = {&h,
-                                    (param *)item.weights,
-                                    copy_of<half>(item, &stream),
-                                    item.state[0],
-                                    (const Grad *)item.grad,
-                                    list.rule.has_momentum};
-    const bool aligned = cairn__aligned<PACK>(op.param) && aligned_copy<PACK>(op.half) &&
-                         cairn__aligned<PACK>(op.buf) && cairn__aligned<PACK>(op.grad);
-    cairn__walk_prepared<PACK, 2>(aligned, at.from, at.to, op, &skipped, [&] {
-        if (threadIdx.x != 0) return;
-        const int64_t update = cairn__update_number(list.state, item.missed);
-        skipped = list.state->skip;
-        h = cairn__sgd_scalars(&list.rule, list.rates, update, factor_of(item, list.state));
-        begin_rounding(op.half, item, list.state, update);
-    });
-}
-
-/* ---- Adam ---- */
-
-template <class Grad, class Param, class Half> struct adam_op {
-    const cairn__adam *h;
-    Param *param;
-    Half *half;
-    float *m, *v;
-    const Grad *grad;
-    template <int V> struct in {
-        Param w[V];
-        Grad g[V];
-        float m[V], v[V];
-    };
-    template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const {
-        cairn__read<V, CAIRN__ONCE>(a->g, grad + i);
-        cairn__read<V, CAIRN__ONCE>(a->m, m + i);
-        cairn__read<V, CAIRN__ONCE>(a->v, v + i);
-        cairn__read<V, CAIRN__ONCE>(a->w, param + i);
-    }
-    template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) const {
-        float w[V], g[V], first[V], second[V];
-        cairn__widen<V>(a.w, w);
-        cairn__widen<V>(a.g, g);
+    update_op<KIND, Grad, param, half> op;
+    op.h = &h;
+    op.param = (param *)item.weights;
+    op.half = copy_of<half>(item, &stream);
 #pragma unroll
-        for (int k = 0; k < V; k++) {
-            first[k] = a.m[k];
-            second[k] = a.v[k];
-            w[k] = cairn__adam_element(h, w[k], g[k], &first[k], &second[k]);
-        }
-        cairn__write<V, CAIRN__ONCE>(m + i, first);
-        cairn__write<V, CAIRN__ONCE>(v + i, second);
-        write_weights<V>(param, half, i, w);
-    }
-};
-
-template <class Grad, int MODE, class List> static CAIRN__KERNEL adam_list(const List list) {
-    typedef typename storage<MODE>::param param;
-    typedef typename storage<MODE>::half half;
-    const cairn__where at = cairn__find(list.span, list.items);
-    const cairn__optim_item &item = list.items[at.tensor];
-    __shared__ cairn__adam h;
-    __shared__ rounding stream;
-    __shared__ bool skipped;
-    adam_op<Grad, param, half> op = {
-        &h, (param *)item.weights, copy_of<half>(item, &stream), item.state[0], item.state[1], (const Grad *)item.grad};
-    const bool aligned = cairn__aligned<PACK>(op.param) && aligned_copy<PACK>(op.half) && cairn__aligned<PACK>(op.m) &&
-                         cairn__aligned<PACK>(op.v) && cairn__aligned<PACK>(op.grad);
-    cairn__walk_prepared<PACK, 1>(aligned, at.from, at.to, op, &skipped, [&] {
+    for (int j = 0; j < optim<KIND>::STATES; j++) op.state[j] = item.state[j];
+    op.grad = (const Grad *)item.grad;
+    op.num_states = cairn__rule_states(&list.rule);
+    cairn__walk_prepared<PACK, optim<KIND>::PACKS>(op.aligned(), at.from, at.to, op, &skipped, [&] {
         if (threadIdx.x != 0) return;
         const int64_t update = cairn__update_number(list.state, item.missed);
         skipped = list.state->skip;
-        h = cairn__adam_scalars(&list.rule, list.rates, update, factor_of(item, list.state));
+        h = cairn__update_of(&list.rule, list.rates, update, factor_of(item, list.state));
         begin_rounding(op.half, item, list.state, update);
     });
 }
 
-/* ---- launchers: [grad][mode] ---- */
+/* ---- launchers: [kind][grad][mode] ---- */
 
-static_assert(sizeof(cairn__optim_item) == 64, "an item has grown: see CAIRN__CUDA_LIST");
-static_assert(sizeof(cairn__sgd_list) <= 4096 && sizeof(cairn__adam_list) <= 4096, "a launch's parameters");
+static_assert(sizeof(cairn__optim_item) == 72, "an item has grown: see CAIRN__CUDA_LIST");
+static_assert(sizeof(cairn__optim_list) <= 4096, "a launch's parameters");
 
-struct few_sgd {
+struct few_updates {
     cairn__few_span span;
     cairn__optim_item items[CAIRN__CUDA_FEW];
-    cairn__sgd_rule rule;
-    const cairn__rates *rates;
-    const cairn__optim_state *state;
-};
-struct few_adam {
-    cairn__few_span span;
-    cairn__optim_item items[CAIRN__CUDA_FEW];
-    cairn__adam_rule rule;
+    cairn__optim_rule rule;
     const cairn__rates *rates;
     const cairn__optim_state *state;
 };
 
 /* Calls use with the list, in the type that is long enough. */
-template <class Few, class List, class Use> static int with_list(const List &list, Use use) {
+template <class Use> static int with_list(const cairn__optim_list &list, Use use) {
     if (list.span.count > CAIRN__CUDA_FEW) return use(list);
-    Few few = {};
+    few_updates few = {};
     cairn__shorten(&few, list);
     few.rule = list.rule, few.rates = list.rates, few.state = list.state;
     return use(few);
@@ -264,28 +246,31 @@ template <class Use> static int with_mode(enum cairn__weight_mode mode, Use use)
     }
 }
 
-int cairn__launch_sgd(struct CUstream_st *stream, const struct cairn__sgd_list *list, cairn_dtype grad,
-                      enum cairn__weight_mode mode) {
+template <int KIND>
+static int launch_kind(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
+                       enum cairn__weight_mode mode) {
     return cairn__with_float(grad, [&](auto g) {
         return with_mode(mode, [&](auto m) {
-            return with_list<few_sgd>(*list, [&](auto l) {
-                return cairn__launch(sgd_list<decltype(g), decltype(m)::mode, decltype(l)>, l.span.blocks,
+            return with_list(*list, [&](auto l) {
+                return cairn__launch(update_list<KIND, decltype(g), decltype(m)::mode, decltype(l)>, l.span.blocks,
                                      CAIRN__CUDA_THREADS, stream, l);
             });
         });
     });
 }
 
-int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list *list, cairn_dtype grad,
-                       enum cairn__weight_mode mode) {
-    return cairn__with_float(grad, [&](auto g) {
-        return with_mode(mode, [&](auto m) {
-            return with_list<few_adam>(*list, [&](auto l) {
-                return cairn__launch(adam_list<decltype(g), decltype(m)::mode, decltype(l)>, l.span.blocks,
-                                     CAIRN__CUDA_THREADS, stream, l);
-            });
-        });
-    });
+int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
+                         enum cairn__weight_mode mode) {
+    switch (list->rule.kind) {
+    case CAIRN__OPTIM_ADAM:
+        return launch_kind<CAIRN__OPTIM_ADAM>(stream, list, grad, mode);
+    case CAIRN__OPTIM_LION:
+        return launch_kind<CAIRN__OPTIM_LION>(stream, list, grad, mode);
+    case CAIRN__OPTIM_ADAGRAD:
+        return launch_kind<CAIRN__OPTIM_ADAGRAD>(stream, list, grad, mode);
+    default:
+        return launch_kind<CAIRN__OPTIM_SGD>(stream, list, grad, mode);
+    }
 }
 
 /* ---- around the update ---- */

@@ -195,41 +195,22 @@ static struct cairn__plan plan_optim(const struct cairn__optim_item *items, size
     return plan;
 }
 
-static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const struct cairn__rates *rates,
-                const struct cairn__optim_state *state) {
-    const int num_states = rule && rule->has_momentum;
-    if (cairn__cuda_refused(d, "sgd", cairn__check_update(rule, rates, state)) ||
-        cairn__cuda_refused(d, "sgd", cairn__check_optim(items, count, grad, mode, num_states)))
+static void update(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                   enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
+                   const struct cairn__optim_state *state) {
+    if (cairn__cuda_refused(d, "update", cairn__check_update(rule, rates, state)) ||
+        cairn__cuda_refused(d, "update", cairn__check_optim(items, count, grad, mode, cairn__rule_states(rule))))
         return;
     struct cairn__plan plan = plan_optim(items, count);
-    struct cairn__sgd_list list = {.rule = *rule, .rates = rates, .state = state};
+    struct cairn__optim_list list = {.rule = *rule, .rates = rates, .state = state};
     struct cairn__part part;
     int error = 0;
     while (!error && cairn__plan_next(&plan, &part)) {
         list.span = part.span;
         for (uint32_t t = 0; t < part.span.count; t++) list.items[t] = items[part.index[t]];
-        error = cairn__launch_sgd(cairn__cuda_enter(d)->stream, &list, grad, mode);
+        error = cairn__launch_update(cairn__cuda_enter(d)->stream, &list, grad, mode);
     }
-    cairn__cuda_queued(d, "sgd", error);
-}
-
-static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
-                 const struct cairn__optim_state *state) {
-    if (cairn__cuda_refused(d, "adam", cairn__check_update(rule, rates, state)) ||
-        cairn__cuda_refused(d, "adam", cairn__check_optim(items, count, grad, mode, 2)))
-        return;
-    struct cairn__plan plan = plan_optim(items, count);
-    struct cairn__adam_list list = {.rule = *rule, .rates = rates, .state = state};
-    struct cairn__part part;
-    int error = 0;
-    while (!error && cairn__plan_next(&plan, &part)) {
-        list.span = part.span;
-        for (uint32_t t = 0; t < part.span.count; t++) list.items[t] = items[part.index[t]];
-        error = cairn__launch_adam(cairn__cuda_enter(d)->stream, &list, grad, mode);
-    }
-    cairn__cuda_queued(d, "adam", error);
+    cairn__cuda_queued(d, "update", error);
 }
 
 static void count_up(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state) {
@@ -398,8 +379,7 @@ const struct cairn__passes cairn__cuda_passes = {
     .clamp = clamp,
     .census = census,
     .count_exponents = count_exponents,
-    .sgd = sgd,
-    .adam = adam,
+    .update = update,
     .count_up = count_up,
     .step_end = step_end,
     .renew_rates = renew_rates,
