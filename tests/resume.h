@@ -11,7 +11,7 @@
 
 enum { RESUME_STEPS = 40, RESUME_AT = 17, RESUME_N = 51, RESUME_IN = 5, RESUME_OUT = 3, RESUME_BATCH = 4 };
 
-enum resume_by { BY_SGD_ALONE, BY_SGD_MOMENTUM, BY_ADAM, BY_ADAMW };
+enum resume_by { BY_SGD_ALONE, BY_SGD_MOMENTUM, BY_ADAM, BY_ADAMW, BY_AMSGRAD, BY_LION, BY_ADAGRAD };
 
 /* What one differs in; zeros leave out. */
 struct resume_case {
@@ -84,6 +84,9 @@ static inline cairn_status resume_optimizer(struct resume_run *r) {
     struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
     cairn_param_set *set = cairn_module_params(r->net);
     const bool is_sgd = r->c->by <= BY_SGD_MOMENTUM;
+    if (r->c->by == BY_LION) return cairn_lion_create(set, NULL, &r->optimizer);
+    if (r->c->by == BY_ADAGRAD) return cairn_adagrad_create(set, NULL, &r->optimizer);
+    adam.amsgrad = r->c->by == BY_AMSGRAD ? CAIRN_ON : CAIRN_OFF;
     sgd.lr = 0.05;
     sgd.momentum = r->c->by == BY_SGD_MOMENTUM ? 0.9 : 0;
     adam.lr = 0.01;
