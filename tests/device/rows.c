@@ -38,6 +38,8 @@ static const struct cairn__cuda_row rows[] = {
     EACH_FLOAT(TWIN, CHECK, check)
     EACH_FLOAT(TWIN, SUMSQ, l2norm)
     EACH_FLOAT(TWIN, CENSUS, census)
+    EACH_FLOAT(TWIN, COUNT_EXPONENTS, count_exponents)
+    TWIN(COUNT_EXPONENTS, CAIRN_F64, 0, count_exponents)
     PART_OF(ROUND_STOCHASTIC, update)
     EACH_FLOAT(TWIN, FILL, fill)
     EACH_GRAD_AND_MODE(SGD, update)

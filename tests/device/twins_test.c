@@ -45,13 +45,16 @@ static void a_twin_that_is_claimed_is_a_launcher(void **state) {
     const struct cairn__cuda_row *twins = cairn__cuda_rows(&count);
 #define LAUNCHER(name) (sizeof(&name) ? #name : NULL)
     const char *const launchers[] = {
-        LAUNCHER(cairn__launch_copy),       LAUNCHER(cairn__launch_cast),    LAUNCHER(cairn__launch_scale),
-        LAUNCHER(cairn__launch_axpby),      LAUNCHER(cairn__launch_check),   LAUNCHER(cairn__launch_l2norm),
-        LAUNCHER(cairn__launch_update),     LAUNCHER(cairn__launch_fill),    LAUNCHER(cairn__launch_add),
-        LAUNCHER(cairn__launch_mul_scalar), LAUNCHER(cairn__launch_relu),    LAUNCHER(cairn__launch_relu_backward),
-        LAUNCHER(cairn__launch_sum),        LAUNCHER(cairn__launch_mse),     LAUNCHER(cairn__launch_mse_backward),
-        LAUNCHER(cairn__launch_bias_add),   LAUNCHER(cairn__launch_col_sum), LAUNCHER(cairn__launch_round),
-        LAUNCHER(cairn__launch_census),
+        LAUNCHER(cairn__launch_copy),         LAUNCHER(cairn__launch_cast),
+        LAUNCHER(cairn__launch_scale),        LAUNCHER(cairn__launch_axpby),
+        LAUNCHER(cairn__launch_check),        LAUNCHER(cairn__launch_l2norm),
+        LAUNCHER(cairn__launch_update),       LAUNCHER(cairn__launch_fill),
+        LAUNCHER(cairn__launch_add),          LAUNCHER(cairn__launch_mul_scalar),
+        LAUNCHER(cairn__launch_relu),         LAUNCHER(cairn__launch_relu_backward),
+        LAUNCHER(cairn__launch_sum),          LAUNCHER(cairn__launch_mse),
+        LAUNCHER(cairn__launch_mse_backward), LAUNCHER(cairn__launch_bias_add),
+        LAUNCHER(cairn__launch_col_sum),      LAUNCHER(cairn__launch_round),
+        LAUNCHER(cairn__launch_census),       LAUNCHER(cairn__launch_count_exponents),
     };
 #undef LAUNCHER
     for (size_t i = 0; i < count; i++) {
