@@ -27,6 +27,8 @@ struct cairn__chain {
     double *norms;                /* device memory */
     cairn_dtype *types;           /* 0 before the first */
     int64_t *elements;
+
+    int32_t *said; /* [ranks][2], of an update */
 };
 
 /* The forward of the module that such a chain is, with the chain for its context. */

@@ -1,5 +1,5 @@
 /* A chain of layers with a scale each: made, and given new scales. Gradients of parameters are divided where backward
- * hands them over (struct cairn__param.grad_factor), so that nobody behind knows of the scales. */
+ * hands them over (struct cairn__param.grad_factor): ddp, clipping and steps know nothing of the scales. */
 #include "cairn/layer_scales.h"
 
 #include <math.h>
@@ -25,6 +25,7 @@ static void end_chain(void *context) {
     cairn__free(c->links);
     cairn__free(c->types);
     cairn__free(c->elements);
+    cairn__free(c->said);
     cairn__free(c);
 }
 
@@ -74,6 +75,7 @@ static cairn_status make_chain(cairn_env *env, int count, const struct amp_seque
     TRY(cairn__calloc(n + 1, sizeof(c->links[0]), (void **)&c->links));
     TRY(cairn__calloc(n, sizeof(c->types[0]), (void **)&c->types));
     TRY(cairn__calloc(n, sizeof(c->elements[0]), (void **)&c->elements));
+    TRY(cairn__calloc(2 * (size_t)env->size, sizeof(c->said[0]), (void **)&c->said));
     TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, n * sizeof(c->census[0]), (void **)&c->census));
     TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, n * sizeof(c->norms[0]), (void **)&c->norms));
     for (size_t i = 0; i <= n; i++) c->links[i] = (struct cairn__link){c, i};
@@ -85,12 +87,18 @@ out:
 }
 
 /* Parameters of child i are those of the path "i.". */
-static void divide_gradients(const struct cairn__chain *c, struct cairn_param_set *set) {
+static cairn_status divide_gradients(const struct cairn__chain *c, struct cairn_param_set *set) {
     const float *scales = cairn__tensor_memory(c->buffer);
+    for (size_t i = 0; i < set->count; i++) {
+        REQUIRE(!set->params[i]->grad_factor, CAIRN_EINVAL,
+                "amp_sequential: '%s' is in another amp_sequential inside this one; give all their children to one",
+                set->params[i]->name);
+    }
     for (size_t i = 0; i < set->count; i++) {
         const unsigned long child = strtoul(set->params[i]->name, NULL, 10);
         set->params[i]->grad_factor = &scales[c->count + child];
     }
+    return CAIRN_OK;
 }
 
 static cairn_status build(struct cairn__chain *c, cairn_module *module, cairn_module *const *children, int *taken) {
@@ -107,7 +115,7 @@ static cairn_status build(struct cairn__chain *c, cairn_module *module, cairn_mo
         c->children[i] = cairn_module_add_child(module, number, children[i]);
         if (!c->children[i]) return cairn__last_status();
     }
-    divide_gradients(c, cairn_module_params(module));
+    st = divide_gradients(c, cairn_module_params(module));
 out:
     return st;
 }
@@ -197,6 +205,25 @@ static void unite(struct cairn__layer_gradient *all, const struct cairn__layer_g
     }
 }
 
+/* After what each rank did by itself, with its status: whether all could, and have chains that are alike. */
+static cairn_status agree(const struct cairn__chain *c, cairn_status own) {
+    const int32_t mine[2] = {(int32_t)c->count, own == CAIRN_OK};
+    cairn_status st = CAIRN_OK;
+    if (c->env->size == 1) return own;
+    TRY(c->env->gather(c->env, c->said, mine, 2));
+    if (own != CAIRN_OK) return own;
+    for (int r = 0; r < c->env->size; r++) {
+        REQUIRE(c->said[2 * r + 1], CAIRN_EPEER,
+                "amp_sequential_update: rank %d could not read its gradients; its message says why", r);
+        REQUIRE(c->said[2 * r] == mine[0], CAIRN_EINVAL,
+                "amp_sequential_update: rank %d has %d children, this rank %d; all ranks must have the same chain, and "
+                "stages of a pipeline have not",
+                r, (int)c->said[2 * r], (int)mine[0]);
+    }
+out:
+    return st;
+}
+
 static cairn_status exchange(const struct cairn__chain *c, struct cairn__layer_gradient *gradients) {
     const size_t size = (size_t)c->env->size, words = c->count * sizeof(gradients[0]) / sizeof(int32_t);
     struct cairn__layer_gradient *all = NULL;
@@ -224,7 +251,7 @@ cairn_status amp_sequential_update(cairn_module *module) {
     TRY(cairn__calloc(2 * c->count, sizeof(scales[0]), (void **)&scales));
     TRY(cairn__calloc(c->count, sizeof(a[0]), (void **)&a));
     TRY(cairn__device_download(d, scales, cairn__tensor_memory(c->buffer), 2 * c->count * sizeof(scales[0])));
-    TRY(read_own(c, gradients));
+    TRY(agree(c, read_own(c, gradients)));
     TRY(exchange(c, gradients));
     for (size_t i = 0; i < c->count; i++) a[i] = (double)scales[i];
     cairn__layer_scales_next(&c->rule, gradients, a, c->count);

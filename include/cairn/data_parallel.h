@@ -86,8 +86,8 @@ struct cairn_data_parallel_options {
  *            on
  *   out      ends before model
  *
- * Errors: CAIRN_EINVAL, also a replica that is unlike the model, with the name of what differs; CAIRN_ENOTSUP a GPU, or
- * an environment of several ranks; what make's calls returned; cairn_spawn_threads's. */
+ * Errors: CAIRN_EINVAL, also a replica that is unlike the model, with the name of what differs; CAIRN_ENOTSUP a GPU, an
+ * environment of several ranks, a model with an amp_sequential; what make's calls returned; cairn_spawn_threads's. */
 CAIRN_API cairn_status cairn_data_parallel_create(cairn_module *model,
                                                   const struct cairn_data_parallel_options *options,
                                                   cairn_data_parallel **out);

@@ -49,20 +49,24 @@ struct amp_sequential_options {
     (&(struct amp_sequential_options){.struct_size = sizeof(struct amp_sequential_options), __VA_ARGS__})
 
 /* cairn_sequential with a scale for each child: the same names of parameters, the same values forward. Children are
- * taken over, also where it fails. A parameter may be used by the child that has it alone. The scales, f32 [2, count]
- * (a_i, then 1 / P_i), are the buffer "layer_scales": a part of cairn_module_stateful, of weights files too, and of
- * what ddp sends to all ranks; they begin at 1. options may be NULL. Costs a copy of each child's output forward; and
- * in backward three reads and a write of its gradient, and a pass over gradients of parameters. Gradients of f64 are
- * CAIRN_ENOTSUP from backward. NULL on error: CAIRN_EINVAL no children, one that is NULL or there twice, an option out
- * of range; those of cairn_module_add_child. */
+ * taken over, also where it fails. A parameter may be used by the child that has it alone: by no second child, and by
+ * no part of the loss of its own, such as weight decay that is added to it. The scales, f32 [2, count] (a_i, then
+ * 1 / P_i), are the buffer "layer_scales": a part of cairn_module_stateful, of weights files too, and of what ddp sends
+ * to all ranks; they begin at 1. Not for cairn_data_parallel. Gradients of half parameters (O2, O3) are formed before
+ * the division: they may overflow where the loss scale alone would not let them, which then lowers the loss scale.
+ * options may be NULL. Costs a copy of each child's output forward; and in backward three reads and a write of its
+ * gradient, and a pass over gradients of parameters. Gradients of f64 are CAIRN_ENOTSUP from backward. NULL on error:
+ * CAIRN_EINVAL no children, one that is NULL, there twice or has another amp_sequential inside, an option out of
+ * range; those of cairn_module_add_child. */
 CAIRN_API cairn_module *amp_sequential(cairn_env *env, int count, cairn_module *const *children,
                                        const struct amp_sequential_options *options);
 
 /* Chooses the scales of the backwards to come; between a step and the next backward. Waits for the device. Collective:
- * every rank of the environment calls it, their gradients count as one, and all have the same scales after it. A child
- * whose gradients no backward has computed yet keeps its scale.
- * Errors: CAIRN_EINVAL no module of amp_sequential; CAIRN_ESTATE a graph is being recorded; CAIRN_EDEVICE;
- * CAIRN_ENOMEM; of the group. */
+ * every rank of the environment calls it for the same chain (a pipeline's stages have different ones), their gradients
+ * count as one, and all have the same scales after it. A child whose gradients no backward has computed yet
+ * keeps its scale.
+ * Errors: CAIRN_EINVAL no module of amp_sequential, or chains of ranks differ; CAIRN_ESTATE a graph is being recorded;
+ * CAIRN_EPEER another rank failed; CAIRN_EDEVICE; CAIRN_ENOMEM; of the group. */
 CAIRN_API cairn_status amp_sequential_update(cairn_module *module);
 
 /* scales [count], one for each child: P_i, by which the gradients inside it are multiplied. Waits for the device.

@@ -33,6 +33,12 @@ static cairn_status check(cairn_module *model, const struct cairn_data_parallel_
     if (!set) return cairn__last_status();
     REQUIRE(!set->frozen_by, CAIRN_ESTATE, "cairn_data_parallel_create: %s was called for the model before",
             set->frozen_by);
+    for (size_t i = 0; i < set->count; i++) {
+        REQUIRE(!set->params[i]->grad_factor, CAIRN_ENOTSUP,
+                "cairn_data_parallel_create: '%s' is in an amp_sequential, whose scales replicas do not follow; use "
+                "cairn_sequential, or ddp over cairn_spawn_threads",
+                set->params[i]->name);
+    }
     return CAIRN_OK;
 }
 

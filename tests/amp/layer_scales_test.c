@@ -217,7 +217,7 @@ static void an_overflow_halves_a_scale_and_skips_the_step(void **state) {
     assert_int_equal(cairn_optimizer_skipped(t.sgd), 1);
     OK(amp_sequential_update(t.net));
     OK(amp_sequential_scales(t.net, scales, CHILDREN));
-    assert_true(scales[0] < 16);
+    assert_true(scales[0] == 8);
     end(&t);
 }
 
@@ -319,6 +319,11 @@ static cairn_module *of_one(cairn_env *env, const struct amp_sequential_options 
     return amp_sequential(env, 1, &child, options);
 }
 
+static cairn_module *never_called(void *ctx, cairn_env *env, int replica) {
+    (void)ctx, (void)env, (void)replica;
+    abort();
+}
+
 static void what_makes_no_sense_is_refused_with_a_sentence(void **state) {
     const struct {
         struct amp_sequential_options options;
@@ -346,6 +351,9 @@ static void what_makes_no_sense_is_refused_with_a_sentence(void **state) {
     SAYS("child 1 is there already");
     cairn_module *holes[] = {cairn_linear(*state, 2, 2), NULL};
     assert_null(amp_sequential(*state, 2, holes, NULL));
+    cairn_module *nested[] = {cairn_linear(*state, 2, 2), of_one(*state, NULL)};
+    assert_null(amp_sequential(*state, 2, nested, NULL));
+    SAYS("'1.0.weight' is in another amp_sequential inside this one; give all their children to one");
     cairn_module *plain = cairn_linear(*state, 2, 2), *net = of_one(*state, NULL);
     REFUSED(amp_sequential_update(NULL), CAIRN_EINVAL, "the module must be one that amp_sequential made");
     REFUSED(amp_sequential_update(plain), CAIRN_EINVAL, "the module must be one that amp_sequential made");
@@ -354,8 +362,30 @@ static void what_makes_no_sense_is_refused_with_a_sentence(void **state) {
     OK(amp_sequential_update(net)); /* before any backward */
     OK(amp_sequential_scales(net, scales, 1));
     assert_true(scales[0] == 1);
+    cairn_data_parallel *replicas = NULL;
+    REFUSED(cairn_data_parallel_create(net, cairn_data_parallel_options(.make = never_called), &replicas),
+            CAIRN_ENOTSUP, "'0.weight' is in an amp_sequential, whose scales replicas do not follow");
     cairn_module_destroy(&plain);
     cairn_module_destroy(&net);
+}
+
+/* As stages of a pipeline have them. */
+static char *update_another_chain(cairn_env *env, void *ctx) {
+    cairn_module *children[2] = {cairn_linear(env, 2, 2), cairn_linear(env, 2, 2)};
+    const int rank = cairn_env_rank(env);
+    if (rank == 1) cairn_module_destroy(&children[1]);
+    cairn_module *net = amp_sequential(env, 2 - rank, children, NULL);
+    (void)ctx;
+    EXPECT(net);
+    EXPECT(amp_sequential_update(net) == CAIRN_EINVAL);
+    EXPECT(strstr(cairn_last_error(), "all ranks must have the same chain"));
+    cairn_module_destroy(&net);
+    return NULL;
+}
+
+static void chains_that_differ_from_rank_to_rank_are_refused_on_all(void **state) {
+    (void)state;
+    run_ranks(2, update_another_chain, NULL);
 }
 
 int main(void) {
@@ -368,6 +398,7 @@ int main(void) {
         cmocka_unit_test(scales_go_on_to_the_bit_from_a_saved_state),
         cmocka_unit_test(ranks_have_the_same_scales),
         cmocka_unit_test(what_makes_no_sense_is_refused_with_a_sentence),
+        cmocka_unit_test(chains_that_differ_from_rank_to_rank_are_refused_on_all),
     };
     cairn_set_log(keep_log, NULL);
     return cmocka_run_group_tests(tests, make_env, end_env);
