@@ -128,10 +128,13 @@ out:
     return st;
 }
 
-/* *all: what every one of them said, in their order. */
+/* *all: what every one of them said, in their order. A struct_size of 0 says that one could not count. */
 static void unite(struct amp_scaler_statistics *all, const struct amp_scaler_statistics *said, int size) {
     *all = (struct amp_scaler_statistics){.struct_size = sizeof(*all)};
     for (int i = 0; i < size; i++) cairn__statistics_add(all, &said[i]);
+    for (int i = 0; i < size; i++) {
+        if (!said[i].struct_size) all->struct_size = 0;
+    }
 }
 
 static cairn_status exchange(struct cairn__amp_guard *g, struct amp_scaler_statistics *mine) {
@@ -161,8 +164,12 @@ cairn_status cairn__guard_statistics(struct cairn__amp_guard *g, const amp_scale
     TRY(cairn__device_refuse_recording(
         g->env->device, "the loss scaler looks at the gradients of each step, which have no values yet; step between "
                         "replays, or choose a scaler that counts overflows alone"));
-    TRY(count_own(g, s, out));
-    if (g->agrees || cairn__optimizer_partners(g->optimizer)) TRY(exchange(g, out));
+    const cairn_status own = count_own(g, s, out);
+    if (!g->agrees && !cairn__optimizer_partners(g->optimizer)) return own;
+    if (own != CAIRN_OK) out->struct_size = 0; /* the others wait for an answer */
+    TRY(exchange(g, out));
+    if (own != CAIRN_OK) return own;
+    REQUIRE(out->struct_size, CAIRN_EPEER, "another rank could not count its gradients; its message says why");
 out:
     return st;
 }
