@@ -114,10 +114,11 @@ void cairn__fp8_scale_note(struct cairn__fp8_scale *s, float amax) {
 }
 
 /* For an amax above 0 and finite. A scale that overflowed does not map amax to the format's greatest, but as near as it
- * can. */
+ * can; of one below the normal numbers the power of two would have an infinite inverse. */
 static float scale_for(const struct cairn__fp8_recipe *recipe, float max, float amax) {
     const float exact = max / amax, scale = isinf(exact) ? FLT_MAX : exact;
-    return recipe->power_of_two ? cairn__f32_from_bits(cairn__f32_bits(scale) & 0x7f800000u) : scale;
+    if (!recipe->power_of_two) return scale;
+    return scale < FLT_MIN ? FLT_MIN : cairn__f32_from_bits(cairn__f32_bits(scale) & 0x7f800000u);
 }
 
 float cairn__fp8_current_scale(int format, const struct cairn__fp8_recipe *recipe, float amax) {

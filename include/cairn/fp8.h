@@ -103,8 +103,8 @@ struct cairn_fp8_recipe {
     cairn_fp8_amax_algo amax_compute_algo; /* MAX */
     int margin;                            /* 0; in [-8, 8] */
     cairn_switch reduce_amax;              /* ON: an update first takes the greatest amax over the ranks */
-    cairn_switch power_of_two_scales;      /* OFF; ON: a scale is rounded down to a power of two. Transformer Engine has
-                                              it for CURRENT alone */
+    cairn_switch power_of_two_scales;      /* OFF; ON: a scale is rounded down to a power of two, and is 2^-126 or
+                                              more. Transformer Engine has it for CURRENT alone */
     cairn_switch saturate;                 /* ON. Of casts in a training alone, as the rest */
     cairn_switch stochastic_inputs;        /* OFF; ON: operands of forward are rounded up or down at random, */
     cairn_switch stochastic_gradients;     /* OFF; ON: and gradients; each cast draws a stream of the environment */

@@ -75,6 +75,9 @@ static void margin_recency_and_extremes(void **state) {
     s = scales_of(env, 1, NULL, cairn_fp8_recipe(.power_of_two_scales = CAIRN_ON));
     assert_true(scale_after(s, 0, 1) == 256);
     cairn_fp8_scales_destroy(&s);
+    s = scales_of(env, 1, NULL, cairn_fp8_recipe(.power_of_two_scales = CAIRN_ON, .margin = 8));
+    assert_true(scale_after(s, 0, 0x1p127f) == FLT_MIN); /* 1.75 / amax is below it, and 1 / scale has to be finite */
+    cairn_fp8_scales_destroy(&s);
 }
 
 static void current_scales_know_no_past(void **state) {
