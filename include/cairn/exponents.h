@@ -86,7 +86,8 @@ struct cairn_number_range {
 #define CAIRN_RANGE_E5M2 (&(const struct cairn_number_range){1.0 / 131072, 61440})
 #define CAIRN_RANGE_E4M3 (&(const struct cairn_number_range){1.0 / 1024, 464})
 
-/* Shares of the elements that were finite and not 0; 0 where there are none. Written by the library. */
+/* Shares of the elements that were finite and not 0; 0 where there are none. Written by the library; it will not grow,
+ * nor will struct cairn_twin_loss. */
 struct cairn_exponents_loss {
     double to_zero, to_zero_at_most;
     double to_inf, to_inf_at_most;
@@ -185,6 +186,7 @@ struct cairn_exponents_buckets {
  *
  *   scale    what the elements had been multiplied by: 1, or the loss scale; kept beside the counts
  *   buckets  what the result points into, as to counts
+ *   out      begins as *cairn_histogram()
  *
  * Errors: CAIRN_EINVAL. */
 CAIRN_API cairn_status cairn_exponents_histogram(const struct cairn_exponents *counts, double scale,

@@ -225,6 +225,8 @@ cairn_status cairn_exponents_histogram(const struct cairn_exponents *counts, dou
     cairn_status st = CAIRN_OK;
     TRY(cairn__exponents_read("cairn_exponents_histogram", counts, &e));
     REQUIRE(buckets && out, CAIRN_EINVAL, "cairn_exponents_histogram: buckets and out must be set");
+    REQUIRE(out->struct_size >= sizeof(out->struct_size), CAIRN_EINVAL,
+            "cairn_exponents_histogram: struct_size of out is %zu; begin with *cairn_histogram()", out->struct_size);
     REQUIRE(scale > 0 && isfinite(scale), CAIRN_EINVAL,
             "cairn_exponents_histogram: scale is %g; it must be above 0 and finite", scale);
     h.counts = buckets->counts;
@@ -239,7 +241,8 @@ cairn_status cairn_exponents_histogram(const struct cairn_exponents *counts, dou
         put_magnitudes(&h, buckets, low, 2 * low, e.binades[b], 1.5 * low);
     }
     if (e.above) put_magnitudes(&h, buckets, ldexp(1, 128), DBL_MAX, e.above, ldexp(1, 128));
-    *out = h;
+    h.struct_size = out->struct_size;
+    memcpy(out, &h, out->struct_size < sizeof(h) ? out->struct_size : sizeof(h));
 out:
     return st;
 }

@@ -80,7 +80,7 @@ static void put_name(char text[NAME], const char *what, size_t set, const char *
 static cairn_status send(struct cairn_recorder *r, const char *name, int64_t step, const struct cairn__watched *v,
                          cairn_dtype values, const struct cairn__loss_scale *scale) {
     struct cairn__loss_scale cell = {1, 1};
-    struct cairn_histogram h;
+    struct cairn_histogram h = *cairn_histogram();
     cairn_status st = CAIRN_OK;
     r->counts = (struct cairn_exponents)CAIRN_EXPONENTS_INIT;
     TRY(cairn__exponents_count(r->env->device, v->x, v->n, v->dtype, r->sample, &r->counts));

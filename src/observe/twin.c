@@ -122,6 +122,7 @@ cairn_status cairn_exponents_compare_params(cairn_param_set *half, cairn_param_s
     cairn_status st = CAIRN_OK;
     TRY(check_sets(half, twin));
     TRY(cairn__env_resolve(half->env));
+    TRY(cairn__env_resolve(twin->env));
     for (size_t i = 0; i < half->count; i++) {
         const struct cairn__grad_view h = cairn__grad_peek(half->params[i]->gradient);
         const struct cairn__grad_view t = cairn__grad_peek(twin->params[i]->gradient);

@@ -128,7 +128,7 @@ static void misuse_is_refused_with_what_to_do(void **state) {
     struct cairn_exponents e = fresh(), unset = {0};
     struct cairn_exponents_loss loss;
     struct cairn_exponents_buckets buckets;
-    struct cairn_histogram h;
+    struct cairn_histogram h = *cairn_histogram();
     float x[2] = {0};
     REFUSED(cairn_exponents_count(*state, x, 2, CAIRN_I32, NULL, &e), CAIRN_EINVAL, "it must be f32, f16, bf16 or f64");
     REFUSED(cairn_exponents_count(*state, NULL, 2, CAIRN_F32, NULL, &e), CAIRN_EINVAL, "x is NULL, but there are 2");
@@ -211,7 +211,7 @@ static void a_histogram_has_limits_that_grow_and_what_no_bucket_has(void **state
     const float x[] = {0, 0, 0.75f, 1, 1.5f, 5, INFINITY, NAN};
     struct cairn_exponents e = fresh();
     struct cairn_exponents_buckets buckets;
-    struct cairn_histogram h;
+    struct cairn_histogram h = *cairn_histogram();
     OK(cairn_exponents_count(*state, x, 8, CAIRN_F32, NULL, &e));
     OK(cairn_exponents_histogram(&e, 1024, &buckets, &h));
     const double limits[] = {0, 1, 2, 4, 8}, counts[] = {2, 1, 2, 0, 1};
@@ -227,7 +227,7 @@ static void a_histogram_of_nothing_has_one_bucket(void **state) {
     (void)state;
     struct cairn_exponents e = fresh();
     struct cairn_exponents_buckets buckets;
-    struct cairn_histogram h;
+    struct cairn_histogram h = *cairn_histogram();
     OK(cairn_exponents_histogram(&e, 1, &buckets, &h));
     assert_true(h.count == 0 && h.num_buckets == 1 && h.limits[0] == 0 && h.max == 0);
 }
