@@ -136,3 +136,13 @@ uint64_t cairn__now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
+
+static _Thread_local bool is_replica;
+
+void cairn__trace_set_replica(bool is_set) {
+    is_replica = is_set;
+}
+
+bool cairn__trace_is_of_a_replica(void) {
+    return is_replica;
+}

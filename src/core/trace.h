@@ -63,4 +63,9 @@ void cairn__trace_send(const struct cairn__event *event);
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t cairn__now_ns(void);
 
+/* While it is set, environments that this thread makes are a model's replicas, which are part of a rank whose writers
+ * hear them: they begin none. */
+void cairn__trace_set_replica(bool is_set);
+bool cairn__trace_is_of_a_replica(void);
+
 #endif

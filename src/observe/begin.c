@@ -76,7 +76,7 @@ static struct cairn__observed *find(const struct cairn_env *env) {
 }
 
 void cairn__observe_begin(struct cairn_env *env) {
-    if (!is_asked_for()) return;
+    if (cairn__trace_is_of_a_replica() || !is_asked_for()) return;
     pthread_once(&once, end_at_exit);
     pthread_mutex_lock(&lock);
     struct cairn__observed *o = find(env);

@@ -7,6 +7,7 @@
 
 #include "core/options.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "parallel/data_parallel.h"
 
 /* ---- like the model ---- */
@@ -64,8 +65,11 @@ static cairn_status begin(struct cairn__replica *r) {
     const struct cairn_data_parallel *dp = r->dp;
     const uint64_t failures = cairn__failures();
     cairn_status st = CAIRN_OK;
-    TRY(cairn_env_create(NULL, NULL, cairn_env_options(.device = "cpu", .seed = dp->env->seed, .backend = "auto"),
-                         &r->env));
+    cairn__trace_set_replica(true);
+    st = cairn_env_create(NULL, NULL, cairn_env_options(.device = "cpu", .seed = dp->env->seed, .backend = "auto"),
+                          &r->env);
+    cairn__trace_set_replica(false);
+    if (st != CAIRN_OK) return st;
     r->module = dp->options.make(dp->options.ctx, r->env, r->index);
     if (!r->module && cairn__failures() != failures) return cairn__last_status();
     REQUIRE(r->module, CAIRN_EINVAL, "make returned NULL");

@@ -2,7 +2,7 @@
 every gradient before and after its reduction, on 1 and 3 ranks, at O1 and O2, in f16 and bf16. And what the files hold
 beside: facts, scalars, the first line; what becomes of them where a rank is killed or the folder cannot be made.
 
-usage: lab.py recorded observed"""
+usage: lab.py recorded observed 11_data_parallel"""
 import glob
 import json
 import os
@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import with_numpy
 
 np = with_numpy.import_numpy()
-RECORDED, OBSERVED = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+RECORDED, OBSERVED, REPLICAS = map(os.path.abspath, sys.argv[1:4])
 
 
 def run(program, folder, *options, code=0, **variables):
@@ -140,6 +140,20 @@ def try_a_killed_rank(folder):
     assert len(read_lines(f"{folder}/killed/rank1.jsonl")) > 10
 
 
+def try_replicas(place):
+    """They are part of their rank: no files of their own, and threads of its timeline."""
+    said = run(REPLICAS, place, "--replicas", "2", "--steps", "20", CAIRN_LAB="lab", CAIRN_TIMELINE="t.json")
+    assert "left out" not in said, said
+    assert os.listdir(os.path.join(place, "lab")) == ["rank0.jsonl"], os.listdir(os.path.join(place, "lab"))
+    assert sorted(os.listdir(place)) == ["lab", "t.json"], os.listdir(place)
+    lines = read_lines(os.path.join(place, "lab", "rank0.jsonl"))
+    steps = [d["step"] for d in lines if d["kind"] == "histogram" and d["name"] == "grad/0.weight"]
+    assert steps == [1, 11], steps
+    with open(os.path.join(place, "t.json"), encoding="utf-8") as f:
+        backward = [e["tid"] for e in json.load(f)["traceEvents"] if e["name"] == "backward"]
+    assert len(set(backward)) == 3 and len(backward) == 60, backward
+
+
 if __name__ == "__main__":
     signal.alarm(300)
     for arguments in ((1, "O2", "f16"), (3, "O2", "f16"), (3, "O1", "bf16"), (1, "O2", "bf16"),
@@ -152,3 +166,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         try_what_fails(place)
         try_a_killed_rank(place)
+    with tempfile.TemporaryDirectory() as place:
+        try_replicas(place)
