@@ -4,8 +4,24 @@
 #include "../on_gpu.h"
 #include "device/env.h"
 
-enum pass { SCALE, AXPBY, CHECK, NORM, SGD, COUNT_UP, TAKE, SHARE, TELL, CLIP, SCALE_LOSS, CLEAR, STORE, END, PASSES };
-static const char *const names[PASSES] = {"scale",      "axpby",       "check",      "l2norm",        "sgd",
+enum pass {
+    SCALE,
+    AXPBY,
+    CHECK,
+    NORM,
+    UPDATE,
+    COUNT_UP,
+    TAKE,
+    SHARE,
+    TELL,
+    CLIP,
+    SCALE_LOSS,
+    CLEAR,
+    STORE,
+    END,
+    PASSES
+};
+static const char *const names[PASSES] = {"scale",      "axpby",       "check",      "l2norm",        "update",
                                           "count_up",   "take_flags",  "share_flag", "scaler_update", "clip",
                                           "scale_loss", "clear_flags", "store",      "step_end"};
 
@@ -30,9 +46,9 @@ COUNTED(CHECK, check, (dev * d, items i, size_t n, cairn_dtype t, uint32_t *foun
 COUNTED(NORM, l2norm,
         (dev * d, items i, size_t n, cairn_dtype t, const float *f, double *norm, double *each, uint32_t *found),
         (d, i, n, t, f, norm, each, found))
-COUNTED(SGD, sgd,
+COUNTED(UPDATE, update,
         (dev * d, const struct cairn__optim_item *i, size_t n, cairn_dtype g, enum cairn__weight_mode m,
-         const struct cairn__sgd_rule *r, const struct cairn__rates *lr, const struct cairn__optim_state *s),
+         const struct cairn__optim_rule *r, const struct cairn__rates *lr, const struct cairn__optim_state *s),
         (d, i, n, g, m, r, lr, s))
 COUNTED(COUNT_UP, count_up, (dev * d, int64_t *n, const struct cairn__optim_state *s), (d, n, s))
 COUNTED(TAKE, take_flags, (dev * d, const struct cairn__taken *i, size_t n, uint32_t batch, uint32_t *any),
@@ -56,7 +72,7 @@ static const struct cairn__passes *count_passes(struct cairn_device *d, struct c
     table->axpby = axpby_counted;
     table->check = check_counted;
     table->l2norm = l2norm_counted;
-    table->sgd = sgd_counted;
+    table->update = update_counted;
     table->count_up = count_up_counted;
     table->take_flags = take_flags_counted;
     table->share_flag = share_flag_counted;
@@ -80,7 +96,7 @@ struct row {
 
 #define OPTIONS(...) \
     { .struct_size = sizeof(struct amp_options), .verbosity = -1, __VA_ARGS__ }
-#define STEP [SGD] = 1, [TELL] = 1, [END] = 1
+#define STEP [UPDATE] = 1, [TELL] = 1, [END] = 1
 #define LOOK [CHECK] = 1, [TAKE] = 1, [SHARE] = 1
 
 static const struct row rows[] = {

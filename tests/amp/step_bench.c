@@ -87,7 +87,9 @@ static void begin(void) {
 static void bare_step(void) {
     struct cairn_device *d = b.env->device;
     const struct cairn_adam_options h = CAIRN_ADAMW_OPTIONS_INIT;
-    const struct cairn__adam_rule rule = {h.beta2, h.eps, h.weight_decay, true};
+    const struct cairn__optim_rule rule = {
+        .kind = CAIRN__OPTIM_ADAM,
+        .adam = {.beta2 = h.beta2, .eps = h.eps, .weight_decay = h.weight_decay, .decoupled = true}};
     const struct cairn__rates rates = {h.lr, h.beta1};
     b.factor = 1.0f / 1024;
     for (int t = 0; t < TENSORS; t++) {
@@ -101,7 +103,7 @@ static void bare_step(void) {
                                                      .missed = &b.bare.missed[t]};
     }
     b.bare.state.clip = 1;
-    d->passes->adam(d, b.bare.items, TENSORS, CAIRN_F16, CAIRN__W_F32_F16, &rule, &rates, &b.bare.state);
+    d->passes->update(d, b.bare.items, TENSORS, CAIRN_F16, CAIRN__W_F32_F16, &rule, &rates, &b.bare.state);
     const struct cairn__step_end end = {.optim = &b.bare.state,
                                         .overflows = b.bare.overflows,
                                         .count = TENSORS,
