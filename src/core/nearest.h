@@ -1,4 +1,4 @@
-/* Which of several names somebody meant who wrote another one. */
+/* Which of several names was probably meant by one that is wrong. */
 #ifndef CAIRN__CORE_NEAREST_H
 #define CAIRN__CORE_NEAREST_H
 

@@ -65,17 +65,15 @@ out:
     return st;
 }
 
-static cairn_status check_memory(const cairn_env *env, const void *x, size_t n, cairn_dtype dtype) {
-    REQUIRE(env, CAIRN_EINVAL, "cairn_exponents_count: env is NULL");
-    REQUIRE(is_float(dtype), CAIRN_EINVAL, "cairn_exponents_count: dtype is %d (%s); it must be f32, f16, bf16 or f64",
-            (int)dtype, cairn_dtype_name(dtype));
-    REQUIRE(x || n == 0, CAIRN_EINVAL, "cairn_exponents_count: x is NULL, but there are %zu elements", n);
-    REQUIRE(n <= SIZE_MAX / cairn_dtype_nbytes(dtype), CAIRN_EINVAL,
-            "cairn_exponents_count: %zu elements are more than memory can hold", n);
-    REQUIRE((uintptr_t)x % cairn_dtype_nbytes(dtype) == 0, CAIRN_EINVAL,
-            "cairn_exponents_count: x at %p is not aligned for %s", x, cairn_dtype_name(dtype));
+cairn_status cairn__exponents_check_memory(const char *what, const cairn_env *env, const void *x, size_t n,
+                                           cairn_dtype dtype) {
+    REQUIRE(x || n == 0, CAIRN_EINVAL, "%s is NULL, but there are %zu elements", what, n);
+    REQUIRE(n <= SIZE_MAX / cairn_dtype_nbytes(dtype), CAIRN_EINVAL, "%s: %zu elements are more than memory can hold",
+            what, n);
+    REQUIRE((uintptr_t)x % cairn_dtype_nbytes(dtype) == 0, CAIRN_EINVAL, "%s at %p is not aligned for %s", what, x,
+            cairn_dtype_name(dtype));
     REQUIRE(n == 0 || cairn__device_reaches(env->device, x), CAIRN_EINVAL,
-            "cairn_exponents_count: x is host memory, but the environment computes on %s; pass memory of that device",
+            "%s is host memory, but the environment computes on %s; pass memory of that device", what,
             env->device->ops->name);
     return CAIRN_OK;
 }
@@ -100,7 +98,10 @@ cairn_status cairn_exponents_count(cairn_env *env, const void *x, size_t n, cair
     cairn_status st = CAIRN_OK;
     TRY(cairn__exponents_read("cairn_exponents_count", counts, &own));
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_exponents_options"));
-    TRY(check_memory(env, x, n, dtype));
+    REQUIRE(env, CAIRN_EINVAL, "cairn_exponents_count: env is NULL");
+    REQUIRE(is_float(dtype), CAIRN_EINVAL, "cairn_exponents_count: dtype is %d (%s); it must be f32, f16, bf16 or f64",
+            (int)dtype, cairn_dtype_name(dtype));
+    TRY(cairn__exponents_check_memory("cairn_exponents_count: x", env, x, n, dtype));
     TRY(cairn__device_refuse_recording(env->device, "cairn_exponents_count waits for its counts; call it between "
                                                     "replays"));
     TRY(cairn__exponents_count(env->device, x, n, dtype, o.every ? o.every : 1, &own));

@@ -1,5 +1,5 @@
 /* What a half gradient lost, by a gradient of the same batch in f32. */
-#include "cairn/exponents.h"
+#include "observe/exponents.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -57,17 +57,6 @@ out:
     return st;
 }
 
-static cairn_status check_memory(const cairn_env *env, const char *what, const void *x, size_t n, cairn_dtype dtype) {
-    REQUIRE(x || n == 0, CAIRN_EINVAL, "cairn_exponents_compare: %s is NULL, but there are %zu elements", what, n);
-    REQUIRE((uintptr_t)x % cairn_dtype_nbytes(dtype) == 0, CAIRN_EINVAL,
-            "cairn_exponents_compare: %s at %p is not aligned for %s", what, x, cairn_dtype_name(dtype));
-    REQUIRE(
-        n == 0 || cairn__device_reaches(env->device, x), CAIRN_EINVAL,
-        "cairn_exponents_compare: %s is host memory, but the environment computes on %s; pass memory of that device",
-        what, env->device->ops->name);
-    return CAIRN_OK;
-}
-
 cairn_status cairn_exponents_compare(cairn_env *env, const void *half, cairn_dtype dtype, const float *twin, size_t n,
                                      struct cairn_twin_loss *out) {
     cairn_status st = CAIRN_OK;
@@ -75,8 +64,8 @@ cairn_status cairn_exponents_compare(cairn_env *env, const void *half, cairn_dty
     REQUIRE(dtype == CAIRN_F32 || cairn__is_half(dtype), CAIRN_EINVAL,
             "cairn_exponents_compare: dtype is %d (%s); it must be f16, bf16 or f32", (int)dtype,
             cairn_dtype_name(dtype));
-    TRY(check_memory(env, "half", half, n, dtype));
-    TRY(check_memory(env, "twin", twin, n, CAIRN_F32));
+    TRY(cairn__exponents_check_memory("cairn_exponents_compare: half", env, half, n, dtype));
+    TRY(cairn__exponents_check_memory("cairn_exponents_compare: twin", env, twin, n, CAIRN_F32));
     TRY(cairn__device_refuse_recording(env->device, "cairn_exponents_compare reads gradients; call it between "
                                                     "replays"));
     TRY(compare(env->device, half, dtype, twin, n, out));

@@ -34,7 +34,7 @@ struct cairn__watcher {
     void (*grads_settled)(void *ctx, const struct cairn_param_set *set);
 };
 
-/* NULL = nobody. */
+/* NULL = none watches. */
 static inline const struct cairn__watcher *cairn__watcher_of(const struct cairn_env *env) {
     return (const struct cairn__watcher *)env->places[CAIRN__PLACE_OF_WATCHER].at;
 }

@@ -51,7 +51,7 @@ struct lab_experiment {
     const char *method;               /* what is done, in some sentences */
     const char *expected;             /* what should come out, and why */
     const char *source;               /* paper and section, or the project that has the form */
-    const struct lab_option *options; /* ends with one whose name is NULL; NULL = none. --seed is everyone's */
+    const struct lab_option *options; /* ends with one whose name is NULL; NULL = none. all have --seed */
     bool has_times;                   /* measures seconds, so that its numbers differ from run to run */
     cairn_status (*run)(struct lab_run *run);
 };

@@ -63,8 +63,6 @@ static void put_binades(struct lab_table *table, const char *name, double step, 
     }
 }
 
-/* All records of the steps from `begin`, as far as one column goes. Records of a step follow one another on each rank,
- * those of other ranks later in the list. */
 static int compare_steps(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
@@ -83,6 +81,8 @@ static cairn_status list_steps(const struct tensor_record *t, int64_t **out, siz
     return st;
 }
 
+/* Of many steps several share a column. Records of a step follow one another on each rank, those of other ranks later
+ * in the list. */
 static void put_tensor(struct lab_result *r, struct lab_table *table, const struct tensor_record *t) {
     int64_t *steps = NULL;
     size_t count = 0;

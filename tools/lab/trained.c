@@ -157,12 +157,10 @@ void recorded_scalars(struct lab_result *r, const struct record *record) {
 static const char METHOD[] =
     "The training counted, every so many steps, how many elements of each gradient and activation lie in each binade "
     "[2^k, 2^(k+1)). Gradients are shown by their true magnitude, which is the stored one divided by the loss scale. "
-    "Shares are of the elements that are not 0: what had become 0 already when it was stored is not among them, so for "
-    "a "
-    "training in f16 the shares at scales above its own are too small. An element becomes 0 in f16 below 2^-25 and "
-    "loses "
-    "digits below 2^-14, and a step overflows whose largest gradient times the scale is 65520 or more; by binades that "
-    "is from 2^16 on.";
+    "Shares are of the elements that are not 0: what had become 0 already when it was stored is not among them, so "
+    "for a training in f16 the shares at scales above its own are too small. An element becomes 0 in f16 below 2^-25 "
+    "and loses digits below 2^-14, and a step overflows whose largest gradient times the scale is 65520 or more; by "
+    "binades that is from 2^16 on.";
 
 cairn_status trained_read(const char *folder, struct lab_result *out) {
     struct record record;
