@@ -185,7 +185,7 @@ cairn_status cairn__guard_count(struct cairn__amp_guard *g) {
         struct amp_scaler_statistics counted;
         if (!leads_here(g, id)) continue;
         TRY(cairn__guard_statistics(g, g->scalers[id], &counted));
-        cairn__statistics_add(&g->scalers[id]->next, &counted);
+        g->scalers[id]->next = counted; /* in place of those of a step that failed */
     }
 out:
     return st;
