@@ -188,7 +188,7 @@ class Runs(Lab):
         self.write("file", "")
         code, _, errors = self.call("run", "running-sum", "--terms", 10, "--out", "file/lab")
         self.assertEqual(code, 1)
-        self.assertIn("file/lab cannot be made", errors)
+        self.assertIn("'file/lab/running-sum' cannot be made: Not a directory", errors)
 
 
 class Report(Lab):

@@ -11,6 +11,7 @@
 #include "description.h"
 #include "core/alloc.h"
 #include "core/status.h"
+#include "observe/out.h"
 #include "state/file.h"
 
 static const char DESCRIPTION[] = "result.json";
@@ -36,16 +37,10 @@ out:
 
 /* Makes a folder and those above it. */
 static cairn_status make_folders(const char *path) {
-    char part[STORE_PATH_NBYTES];
-    const size_t n = strlen(path);
-    REQUIRE(n < sizeof(part), CAIRN_EINVAL, "%.100s...: the path is too long", path);
-    for (size_t i = 1; i <= n; i++) {
-        if (path[i] != '/' && path[i] != '\0') continue;
-        memcpy(part, path, i);
-        part[i] = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST) return cairn__fail_errno(errno, "%s cannot be made", part);
-    }
-    return CAIRN_OK;
+    char copy[STORE_PATH_NBYTES];
+    const int n = snprintf(copy, sizeof(copy), "%s", path);
+    REQUIRE(n >= 0 && (size_t)n < sizeof(copy), CAIRN_EINVAL, "%.100s...: the path is too long", path);
+    return cairn__out_make_folder(copy);
 }
 
 /* ---- CSV (RFC 4180) ---- */
