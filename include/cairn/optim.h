@@ -39,11 +39,12 @@ struct cairn_adam_options {
     cairn_switch amsgrad;  /* divides by the root of the greatest second moment so far, a third state */
     cairn_switch maximize; /* the loss */
     cairn_switch bias_correction; /* CAIRN_DEFAULT is on */
+    int unused;                   /* 0: in place of padding */
 };
 #define CAIRN_ADAM_OPTIONS_INIT \
-    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT }
+    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT, 0 }
 #define CAIRN_ADAMW_OPTIONS_INIT \
-    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 1e-2, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT }
+    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 1e-2, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT, 0 }
 
 struct cairn_lion_options {
     size_t struct_size;
@@ -51,9 +52,10 @@ struct cairn_lion_options {
     double beta1, beta2; /* in [0, 1): of the mean that gives the sign, and of the one that is kept */
     double weight_decay; /* decoupled; >= 0 */
     cairn_switch maximize;
+    int unused; /* 0: in place of padding */
 };
 #define CAIRN_LION_OPTIONS_INIT \
-    { sizeof(struct cairn_lion_options), 1e-4, 0.9, 0.99, 0, CAIRN_DEFAULT }
+    { sizeof(struct cairn_lion_options), 1e-4, 0.9, 0.99, 0, CAIRN_DEFAULT, 0 }
 
 struct cairn_adagrad_options {
     size_t struct_size;

@@ -24,7 +24,7 @@ static cairn_status check_group(const struct cairn__optimizer_kind *k, const str
     TRY(cairn__check_rate(k->name, "eps", rule->eps));
     TRY(cairn__check_rate(k->name, "weight_decay", rule->weight_decay));
     TRY(cairn__check_rate(k->name, "initial_accumulator", rule->initial));
-    REQUIRE(rule->eps > 0 || rule->initial > 0, CAIRN_EINVAL,
+    REQUIRE((float)rule->eps > 0 || (float)rule->initial > 0, CAIRN_EINVAL,
             "%s: eps and initial_accumulator are both 0, so a gradient of 0 would give NaN; start from "
             "CAIRN_ADAGRAD_OPTIONS_INIT and change single fields",
             k->name);
@@ -80,5 +80,5 @@ cairn_status cairn_adagrad_create_grouped_sized(size_t rule_nbytes, cairn_param_
 
 cairn_status(cairn_adagrad_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                            cairn_optimizer **out) {
-    return cairn_adagrad_create_grouped_sized(sizeof(cairn_group_rule), set, rules, count, out);
+    return cairn_adagrad_create_grouped_sized(CAIRN__GROUP_RULE_0_9, set, rules, count, out);
 }

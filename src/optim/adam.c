@@ -25,7 +25,7 @@ static cairn_status check(const struct cairn__optimizer_kind *k, const struct ca
     TRY(cairn__check_rate(kind, "weight_decay", h->weight_decay));
     TRY(cairn__check_beta(kind, "beta1", h->beta1));
     TRY(cairn__check_beta(kind, "beta2", h->beta2));
-    REQUIRE(h->eps > 0 || h->beta2 > 0, CAIRN_EINVAL,
+    REQUIRE((float)h->eps > 0 || h->beta2 > 0, CAIRN_EINVAL,
             "%s: eps and beta2 are both 0, so a gradient of 0 would give NaN; start from CAIRN_%s_OPTIONS_INIT and "
             "change single fields",
             kind, strcmp(kind, "AdamW") == 0 ? "ADAMW" : "ADAM");

@@ -68,5 +68,5 @@ cairn_status cairn_lion_create_grouped_sized(size_t rule_nbytes, cairn_param_set
 
 cairn_status(cairn_lion_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                         cairn_optimizer **out) {
-    return cairn_lion_create_grouped_sized(sizeof(cairn_group_rule), set, rules, count, out);
+    return cairn_lion_create_grouped_sized(CAIRN__GROUP_RULE_0_9, set, rules, count, out);
 }

@@ -157,8 +157,9 @@ cairn_status cairn__optimizer_create_grouped(const struct cairn__optimizer_kind 
                                              struct cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                              cairn_optimizer **out);
 
-/* sizeof(cairn_group_rule) of 0.8.0. */
+/* sizeof(cairn_group_rule) of 0.8.0 and 0.9.0. */
 #define CAIRN__GROUP_RULE_0_8 CAIRN__SIZE_THROUGH(cairn_group_rule, schedule)
+#define CAIRN__GROUP_RULE_0_9 CAIRN__SIZE_THROUGH(cairn_group_rule, adagrad)
 
 /* What the public calls of a kind are: over all of set, over some, and a further group of an optimizer of that kind. */
 cairn_status cairn__kind_create(const struct cairn__optimizer_kind *kind, cairn_param_set *set, const void *options,
