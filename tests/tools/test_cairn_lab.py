@@ -184,6 +184,12 @@ class Runs(Lab):
             self.assertEqual(code, 1)
             self.assertIn(words, errors)
 
+    def test_commands_are_words_of_a_shell_and_of_the_page(self):
+        self.call("run", "running-sum", "--terms", 10, "--out", "it's here")
+        _, page = self.report("it's here")
+        command, = [code.text for code in page.iter("code") if code.text.startswith("cairn-lab run")]
+        self.assertIn("--out 'it'\\''s here'", command)
+
     def test_a_folder_that_cannot_be_made_is_named(self):
         self.write("file", "")
         code, _, errors = self.call("run", "running-sum", "--terms", 10, "--out", "file/lab")
@@ -314,6 +320,23 @@ class Recorded(Recording):
         self.assertIn("The loss scale begins at 65536 and ends at 32768.", said)
         self.assertEqual([row["grad_norm"] for row in self.table("optim-grad-norm-1")], ["inf", "nan", "0.5"])
         self.assertEqual(len(glob.glob(self.path("run/recorded/*.csv"))), 4)
+
+    def test_a_loss_that_becomes_nan_is_one_line_with_gaps(self):
+        values = ["inf", 2.5, "nan", "nan", "inf", 1, 2, "nan", "nan"]
+        self.record(*(scalar("loss", step, value, "observe") for step, value in enumerate(values, 1)))
+        _, page = self.report("run")  # which reads the page as XML
+        lines = [path.get("d") for path in page.iter(cases.SVG + "path") if path.get("class") == "s0 d0"
+                 and "H" not in path.get("d")]  # which are the legend's
+        self.assertTrue(lines)
+        for line in lines:
+            self.assertEqual([c for c in line if c.isalpha()], ["M", "M", "L"])
+
+    def test_a_file_of_another_runs_rank_is_refused_by_name(self):
+        self.record(scalar("loss", 1, 2), rank=0, ranks=2)
+        self.record(scalar("loss", 1, 2), rank=7, ranks=8)
+        code, _, errors = self.call("report", "run")
+        self.assertEqual(code, 1)
+        self.assertIn("run/rank7.jsonl is of rank 7 of 8, and the run in this folder has 2 ranks; remove", errors)
 
     def test_of_many_scalars_the_first_are_drawn_and_all_are_tables(self):
         self.record(*(scalar(f"mine{i}", 1, i, "user") for i in range(40)), scalar("lr", 1, 0.5))

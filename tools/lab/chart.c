@@ -40,18 +40,17 @@ static void write_series(const struct frame *f, size_t series, size_t panel) {
     const struct view *v = f->view;
     const bool is_line = v->picture->form == LAB_LINES;
     size_t points = 0;
-    bool is_open = false;
+    bool is_open = false; /* the point before has a place, so that a line leads to the next */
     for (size_t row = 0; row < table_rows(v->table); row++) {
         if (v->series.of_row[row] != series || !is_in_panel(v, row, panel)) continue;
         const double x = view_number(v, row, v->x), y = view_number(v, row, v->y);
-        if (has_place(f, x, y)) points++;
-        if (!is_line) continue;
-        if (!is_open && points == 0) continue;
-        if (points == 1 && !is_open)
-            fprintf(f->out, "<path class=\"s%zu d%zu\" d=\"", series % CHART_COLORS, series / CHART_COLORS % 3);
-        if (has_place(f, x, y))
-            fprintf(f->out, "%c%.1f %.1f", is_open ? 'L' : 'M', axis_place(&f->x, x), axis_place(&f->y, y));
+        const bool was_open = is_open;
         is_open = has_place(f, x, y);
+        if (is_open) points++;
+        if (!is_line || !is_open) continue;
+        if (points == 1)
+            fprintf(f->out, "<path class=\"s%zu d%zu\" d=\"", series % CHART_COLORS, series / CHART_COLORS % 3);
+        fprintf(f->out, "%c%.1f %.1f", was_open ? 'L' : 'M', axis_place(&f->x, x), axis_place(&f->y, y));
     }
     if (is_line && points > 0) fputs("\"/>\n", f->out);
     if (points > MOST_MARKERS && is_line) return;

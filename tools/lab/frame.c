@@ -169,7 +169,7 @@ struct letters {
 static double place_letter(struct letters *letters, double at, double middle) {
     const double step = at > middle ? -TAG : TAG;
     for (size_t i = 0; i < letters->count; i++) {
-        if (fabs(letters->at[i] - at) >= TAG) continue;
+        if (fabs(letters->at[i] - at) > TAG - 0.5) continue; /* a sum of both may be rounded down */
         at = letters->at[i] + step;
         i = (size_t)-1; /* those before may stand there */
     }

@@ -131,16 +131,33 @@ static void put_fact(FILE *out, const char *name, const char *text) {
     fputs("</dd>\n", out);
 }
 
+/* As a shell reads one word. */
+static void put_word(FILE *out, const char *text) {
+    char letter[2] = "";
+    if (*text && !text[strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/+-=,:@%")]) {
+        put(out, text);
+        return;
+    }
+    fputs("'", out);
+    for (; *text; text++) {
+        *letter = *text;
+        put(out, *text == '\'' ? "'\\''" : letter);
+    }
+    fputs("'", out);
+}
+
 /* The command that makes this result again; a recorded training has none. */
 static void put_command(FILE *out, const char *folder, const struct lab_result *r) {
     if (!result_setting(r, "seed")) return;
     fprintf(out, "<dt>command</dt><dd><code>cairn-lab run %s", r->name);
     for (size_t i = 0; i < r->num_settings; i++) {
-        fprintf(out, " --%s ", r->settings[i].name);
-        put(out, r->settings[i].value);
+        fputs(" --", out);
+        put(out, r->settings[i].name);
+        fputs(" ", out);
+        put_word(out, r->settings[i].value);
     }
     fputs(" --out ", out);
-    put(out, folder);
+    put_word(out, folder);
     fputs("</code></dd>\n", out);
 }
 

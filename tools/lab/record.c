@@ -94,6 +94,13 @@ static cairn_status read_run(struct record *r, struct place *p, json_t *line) {
         return refuse_line(p, "a run without format, rank and ranks");
     if (format != 1) return refuse_line(p, "its format is not 1, which this cairn-lab reads");
     p->rank = rank;
+    if (p->is_first) r->ranks = ranks;
+    if (ranks != r->ranks || rank < 0 || rank >= ranks)
+        return cairn__fail(
+            CAIRN_EINVAL,
+            "%s is of rank %d of %d, and the run in this folder has %d ranks; remove what another run has "
+            "left",
+            p->file, rank, ranks, r->ranks);
     if (!p->is_first) return CAIRN_OK;
     snprintf(text, sizeof(text), "%d", ranks);
     TRY(set_fact(r, "ranks", text));

@@ -48,6 +48,7 @@ struct record {
     struct scalar_record *scalars;
     struct fact *facts; /* of the first rank; "ranks" and "every" among them */
     size_t num_tensors, num_scalars, num_facts, tensors_room, scalars_room, facts_room;
+    int ranks;
 };
 
 /* Whether the folder has a file of a rank. */

@@ -107,6 +107,7 @@ static char *take_cell(char **text, bool *ends_row) {
     } else {
         from = to = from + strcspn(from, ",\n");
     }
+    if (*from && *from != ',' && *from != '\n') return NULL; /* behind a quoted cell */
     *ends_row = *from != ',';
     if (*from) from++;
     *text = from;

@@ -49,14 +49,15 @@ static void add_scalar(struct lab_result *r, const struct scalar_record *s, size
     double least = HUGE_VAL, most = 0;
     name_scalar(s, index, name);
     snprintf(title, sizeof(title), "%s (%s)", s->name, s->room);
-    struct lab_table *t = result_add_table(r, name, title, (struct lab_column[]){{"step", ""}, {s->name, ""}}, 2);
+    const char *y = strcmp(s->name, "step") == 0 ? "value" : s->name;
+    struct lab_table *t = result_add_table(r, name, title, (struct lab_column[]){{"step", ""}, {y, ""}}, 2);
     for (size_t i = 0; i < s->count; i++) {
         lab_put(t, (double)s->steps[i]);
         lab_put(t, s->values[i]);
         if (isfinite(s->values[i])) least = fmin(least, s->values[i]), most = fmax(most, s->values[i]);
     }
     const bool is_scale = strcmp(s->name, "loss_scale") == 0;
-    struct lab_picture p = {.name = name, .title = title, .table = name, .form = LAB_LINES, .x = "step", .y = s->name};
+    struct lab_picture p = {.name = name, .title = title, .table = name, .form = LAB_LINES, .x = "step", .y = y};
     p.y_log = is_scale && least > 0 ? 2 : least > 0 && most > 100 * least ? 10 : 0;
     if (is_drawn) result_add_picture(r, &p);
 }

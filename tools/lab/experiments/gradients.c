@@ -164,7 +164,8 @@ out:
 const struct lab_experiment lab_gradients = {
     .name = "gradients",
     .question = "How large are gradients over a training, and what of them can f16 hold?",
-    .method = "Trains a small model in f32 and counts, at five moments, the exponents of all gradients of weights and "
+    .method = "Trains a small model in f32 and counts, at the beginning and each quarter, the exponents of all "
+              "gradients of weights and "
               "of activations, of a loss that is multiplied by a small number as that of a larger model would be. Each "
               "gradient is also rounded to f16 at three scales.",
     .expected =

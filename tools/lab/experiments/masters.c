@@ -149,10 +149,6 @@ static void check(struct lab_run *run, double loss[FORMS][MOST_RATES], double fi
               "with stochastic rounding, which needs no masters, it goes %.1f %%", 100 * of[BF16_STOCHASTIC]);
     lab_check(run, of[F16_ALONE] > of[BF16_ALONE],
               "f16, whose fraction has three bits more, goes %.1f %% without masters", 100 * of[F16_ALONE]);
-    lab_check(run, fabs(of[FP8_MASTERS] - 1) < 0.1 && of[FP8_ALONE] < 0.5,
-              "products of fp8 with f32 masters go %.1f %%; weights that are kept in E4M3 go %.1f %%, and %.1f %% with "
-              "stochastic rounding",
-              100 * of[FP8_MASTERS], 100 * of[FP8_ALONE], 100 * of[FP8_STOCHASTIC]);
     lab_check(run, fabs(of[FP8_MASTERS] - 1) < 0.1 && fabs(of[FP8_STOCHASTIC] - 1) < 0.25 && of[FP8_ALONE] < 0.5,
               "products of fp8 with f32 masters go %.1f %%; weights that are kept in E4M3 go %.1f %%, and %.1f %% with "
               "stochastic rounding",

@@ -1,4 +1,4 @@
-/* Static loss scales from 1 to 2^24: what is lost below, and the cliff above, predicted from one backward. */
+/* Static loss scales from 2^-16 to 2^24: what is lost below, and the cliff above, predicted from one backward. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static cairn_status begin(const struct sweep *s, const struct amp_scaler_options
                                     .half_type = CAIRN_F16,
                                     .scaler = scaler};
     const struct lab_training how = {
-        .model = s->model, .seed = lab_seed(s->run), .lr = 0.05 / 1, .watched = true, .amp = &amp};
+        .model = s->model, .seed = lab_seed(s->run), .lr = 0.05, .watched = true, .amp = &amp};
     return lab_trainer_begin(&how, t);
 }
 
