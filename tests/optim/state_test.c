@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +56,42 @@ static void equal_names_of_two_sets_are_told_apart(void **state) {
     drop_state(&kept);
     drop_state(&again);
     end(&p);
+}
+
+/* Of the first group, in their order. */
+static void expect_group_entries(cairn_optimizer *o, cairn_env *env, const char *names) {
+    struct cairn__entries entries = {.env = env};
+    char found[500] = "";
+    const cairn_stateful of = cairn_optimizer_stateful(o);
+    OK(of.ops->list(of.object, &entries));
+    for (size_t i = 0; i < entries.count; i++) {
+        if (strncmp(entries.at[i].name, "groups.0.", 9) != 0) continue;
+        const size_t used = strlen(found);
+        snprintf(found + used, sizeof(found) - used, "%s ", entries.at[i].name + 9);
+    }
+    assert_string_equal(found, names);
+    cairn__entries_clear(&entries);
+}
+
+/* So that each loads the other's checkpoints: what is newer is saved where it is chosen. */
+static void the_usual_optimizers_save_what_those_of_0_8_0_did(void **state) {
+    cairn_module *net = cairn_linear(*state, 3, 2);
+    struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
+    struct cairn_adam_options amsgrad = CAIRN_ADAM_OPTIONS_INIT;
+    cairn_optimizer *o = NULL;
+    sgd.momentum = 0.9;
+    amsgrad.amsgrad = CAIRN_ON;
+    OK(cairn_sgd_create(cairn_module_params(net), &sgd, &o));
+    expect_group_entries(o, *state,
+                         "params lr momentum dampening weight_decay has_momentum nesterov used_lr used_momentum ");
+    cairn_optimizer_destroy(&o);
+    OK(cairn_adamw_create(cairn_module_params(net), NULL, &o));
+    expect_group_entries(o, *state, "params lr beta1 beta2 eps weight_decay used_lr used_momentum ");
+    cairn_optimizer_destroy(&o);
+    OK(cairn_adam_create(cairn_module_params(net), &amsgrad, &o));
+    expect_group_entries(o, *state, "params lr beta1 beta2 eps weight_decay amsgrad used_lr used_momentum ");
+    cairn_optimizer_destroy(&o);
+    cairn_module_destroy(&net);
 }
 
 static void unused_and_clipped_gradients_are_refused(void **state) {
@@ -261,6 +298,7 @@ static void another_kind_or_group_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_names_of_two_sets_are_told_apart),
+        cmocka_unit_test(the_usual_optimizers_save_what_those_of_0_8_0_did),
         cmocka_unit_test(unused_and_clipped_gradients_are_refused),
         cmocka_unit_test(what_is_saved_takes_the_place_of_the_programs_rates),
         cmocka_unit_test(another_schedule_begins_where_the_counters_are),
