@@ -313,13 +313,25 @@ static char *train_on_a_rank(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+/* By field: their padding is whatever it was. */
+static bool same_record(const struct amp_scaler_update_record *a, const struct amp_scaler_update_record *b) {
+    return a->step == b->step && a->scale == b->scale && a->growth_tracker == b->growth_tracker && a->found == b->found;
+}
+
+static bool same_end(const struct amp_scaler_state *a, const struct amp_scaler_state *b) {
+    return a->scale == b->scale && a->growth_tracker == b->growth_tracker && a->updates == b->updates &&
+           a->last_overflow == b->last_overflow && a->x_hat == b->x_hat && a->slow_x_hat == b->slow_x_hat &&
+           a->xsquared_hat == b->xsquared_hat && a->b1_correction == b->b1_correction &&
+           a->b2_correction == b->b2_correction;
+}
+
 static void train_on_ranks(struct over_ranks *all, const struct amp_scaler_options *scaler, int size) {
     memset(all, 0, sizeof(*all));
     all->scaler = *scaler;
     run_ranks(size, train_on_a_rank, all);
     for (int r = 1; r < size; r++) {
-        assert_memory_equal(all->trace[r], all->trace[0], sizeof(all->trace[0]));
-        assert_memory_equal(&all->end[r], &all->end[0], sizeof(all->end[0]));
+        for (int i = 0; i < STEPS; i++) assert_true(same_record(&all->trace[r][i], &all->trace[0][i]));
+        assert_true(same_end(&all->end[r], &all->end[0]));
     }
     for (int i = 0; i < STEPS; i++) assert_int_equal(all->trace[0][i].found, i == 9);
     assert_true(all->trace[0][9].scale < all->trace[0][8].scale);
