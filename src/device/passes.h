@@ -32,8 +32,11 @@ struct cairn__optim_item {
     size_t n;
     void *weights; /* f32 weights or master; or half weights without master */
     union {
-        void *half;         /* the rounded copy, where the mode has one */
-        uint64_t parameter; /* its number in stochastic rounding */
+        void *half; /* the rounded copy, where the mode has one */
+        struct {
+            uint32_t parameter, eighth; /* stochastic rounding draws numbers by parameters and their elements, of which
+                                           the arrays begin with number 8 * eighth */
+        };
     };
     float *state[CAIRN__MAX_STATES];
     const void *grad;

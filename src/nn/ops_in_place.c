@@ -74,6 +74,7 @@ static cairn_status begin(struct write *w, const char *name, cairn_tensor *x, bo
     *w = (struct write){.name = name, .x = x, .operand = x};
     cairn_status st = CAIRN_OK;
     TRY(check_target(name, x));
+    if (x->param && x->param->master) TRY(cairn__param_check_whole(name, x->param));
     if (has_other) TRY(check_other(w, other));
     cairn_no_grad_begin(x->env);
     if (x->param && x->param->master) st = show_master(x, &w->operand);

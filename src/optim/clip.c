@@ -192,6 +192,7 @@ cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_optimizer 
             count, optimizer->count);
     cairn_status st = CAIRN_OK;
     TRY(cairn__element_check(param_nbytes, "cairn_param"));
+    TRY(cairn__params_check_whole("cairn_optimizer_masters", optimizer->arrays.params, count));
     TRY(cairn__optimizer_unscale(optimizer));
     for (size_t i = 0; i < count; i++) {
         const struct cairn__param *p = optimizer->arrays.params[i];

@@ -96,7 +96,8 @@ static cairn_status make_moments_of(struct cairn_optimizer *o, const struct cair
     cairn_status st = CAIRN_OK;
     for (int s = 0; s < cairn__rule_states(&group->rule); s++) {
         float **const array = &of->moments[i].array[s];
-        if (!*array) TRY(make_zeroed(device_of(o), of->params[i]->n * sizeof(float), (void **)array));
+        const size_t n = cairn__param_shard(of->params[i]).n;
+        if (!*array) TRY(make_zeroed(device_of(o), n * sizeof(float), (void **)array));
     }
 out:
     return st;
@@ -133,6 +134,16 @@ static void free_moments(struct cairn_device *d, const struct cairn__optim_array
 static void own(struct cairn__param *p, const struct cairn_optimizer *o) {
     p->owner = o;
     p->steps = o ? &o->queued : NULL;
+    p->arrays = NULL;
+    p->num_arrays = 0;
+}
+
+/* Whoever changes a parameter's shard changes its moments too. */
+static void show_moments(struct cairn_optimizer *o) {
+    for (size_t i = 0; i < o->count; i++) {
+        o->arrays.params[i]->arrays = o->arrays.moments[i].array;
+        o->arrays.params[i]->num_arrays = CAIRN__MAX_STATES;
+    }
 }
 
 static cairn_status check_owner(const char *kind, const struct cairn__param *p, bool again) {
@@ -216,6 +227,7 @@ static void take_over(struct cairn_optimizer *o, struct cairn__optim_arrays *arr
     o->groups[o->num_groups].first = o->count;
     o->groups[o->num_groups++].count = count - o->count;
     o->count = count;
+    show_moments(o);
     cairn__rates_replace(o, table);
     if (knows(o, set)) return;
     o->sets[o->num_sets++] = set;

@@ -45,9 +45,11 @@ static cairn_status list_moments(const struct part *part, const struct cairn__pa
     TRY(cairn__optimizer_make_moments(o, i, group));
     char set[24];
     name_set(o, p, set, sizeof(set));
-    for (int s = 0; s < cairn__rule_states(&group->rule); s++)
+    for (int s = 0; s < cairn__rule_states(&group->rule); s++) {
         TRY(cairn__entries_add_array(part->entries, owner, CAIRN_F32, p->ndim, p->shape, o->arrays.moments[i].array[s],
                                      "%s%s.%s%s", part->prefix, o->kind->state_names[s], set, p->name));
+        if (p->is_sharded) cairn__entries_cut_last(part->entries, p->shard.first, p->shard.n);
+    }
 out:
     return st;
 }
@@ -361,7 +363,7 @@ static void take_waiting(const struct loaded *l) {
         of->moments[i].waits = waits(l, i);
         for (int s = 0; of->moments[i].waits && s < CAIRN__MAX_STATES; s++) {
             float *const array = of->moments[i].array[s];
-            if (array) d->passes->fill(d, CAIRN_F32, array, of->params[i]->n, 0.0f);
+            if (array) d->passes->fill(d, CAIRN_F32, array, cairn__param_shard(of->params[i]).n, 0.0f);
         }
     }
 }

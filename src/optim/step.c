@@ -29,18 +29,21 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     struct cairn__optim_item *item = &o->arrays.items[i];
     const enum cairn__weight_mode mode = mode_of(p);
     struct cairn__grad_view grad;
-    *item = (struct cairn__optim_item){.n = p->n,
-                                       .weights = p->master ? (void *)p->master : p->data,
+    const struct cairn__shard shard = cairn__param_shard(p);
+    char *const weights = (char *)p->data + shard.first * cairn_dtype_nbytes(p->dtype);
+    *item = (struct cairn__optim_item){.n = shard.n,
+                                       .weights = p->master ? (void *)p->master : weights,
                                        .missed = &o->arrays.missed[i]};
     memcpy(item->state, o->arrays.moments[i].array, sizeof(item->state));
     if (mode == CAIRN__W_BF16_STOCHASTIC) {
-        item->parameter = i;
+        item->parameter = (uint32_t)i;
+        item->eighth = (uint32_t)(shard.first / 8);
     } else {
-        item->half = p->master && p->dtype != CAIRN_F32 ? p->data : NULL;
+        item->half = p->master && p->dtype != CAIRN_F32 ? weights : NULL;
     }
     cairn_status st = CAIRN_OK;
     TRY(cairn__grad_prepare_read(p->gradient, &grad));
-    item->grad = grad.x;
+    item->grad = (const char *)grad.x + (grad.x ? shard.first * cairn_dtype_nbytes(grad.dtype) : 0);
     item->factor = grad.factor;
     o->arrays.keys[i] = grad.x ? (int)grad.dtype * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
 out:
@@ -79,6 +82,33 @@ out:
     return st;
 }
 
+/* ---- shards: what other ranks have updated ---- */
+
+static cairn_status check_shards(const struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < o->count; i++) {
+        const struct cairn__param *p = o->arrays.params[i];
+        if (!p->is_sharded) continue;
+        REQUIRE(p->set->listener && p->set->listener->updated, CAIRN_ESTATE,
+                "cairn_step: ranks shared the update of '%s', and the ddp context that gathered its weights has ended "
+                "without its f32 values; make the model and its optimizer anew, and load a checkpoint",
+                p->name);
+        if (o->kind->is_user) TRY(cairn__param_check_whole("an update of the user's", p));
+    }
+out:
+    return st;
+}
+
+static cairn_status gather_weights(const struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < o->num_sets; i++) {
+        const struct cairn__grad_listener *l = o->sets[i]->listener;
+        if (l && l->updated) TRY(l->updated(l->ctx, o->arrays.params, o->count));
+    }
+out:
+    return st;
+}
+
 /* ---- the step ---- */
 
 /* It is unscaled all the same, but an infinity goes into the weights. */
@@ -106,6 +136,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
     TRY(cairn__params_check_settled("cairn_step", o->arrays.params, o->count));
     REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
             "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
+    TRY(check_shards(o));
     if (!o->guard.before) warn_unguarded(o);
     TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_prepare(o));
 out:
@@ -123,6 +154,7 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
     device_of(o)->passes->step_end(device_of(o), end);
     cairn__params_consume(o->arrays.params, o->count);
     o->clipped = o->noted = false;
+    TRY(gather_weights(o));
     TRY(cairn__device_check(device_of(o)));
     if (device_of(o)->capturing) return CAIRN_OK; /* what was before is no recording's failure */
     o->queued++;

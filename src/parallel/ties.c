@@ -16,6 +16,7 @@ static cairn_status find(cairn_pipeline *p, int module, const char *name, struct
             "cairn_pipeline_tie: module is %d, but the rank has %d modules", module, p->chunks);
     *out = cairn__param_set_find(cairn_module_params(p->modules[module]), name);
     REQUIRE(*out, CAIRN_EINVAL, "cairn_pipeline_tie: module %d has no parameter '%s'", module, name);
+    if ((*out)->is_sharded) return cairn__param_check_whole("cairn_pipeline_tie", *out);
     for (const struct cairn__tie *t = p->ties; t; t = t->next)
         REQUIRE(t->param != *out, CAIRN_ESTATE, "cairn_pipeline_tie: '%s' is tied already", name);
     return CAIRN_OK;

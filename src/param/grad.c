@@ -459,6 +459,12 @@ cairn_status cairn__grad_use_unsynced(struct cairn__grad *g) {
     struct cairn_device *d = device_of(g);
     const bool kept = has_unsynced_sum(g);
     struct cairn_param_set *const set = g->param->set;
+    if (g->param->is_sharded && (kept || g->slot == CAIRN__SLOT_UNSYNCED))
+        return cairn__fail(
+            CAIRN_ESTATE,
+            "the gradient of '%s' is unsynced, and ranks share its update (ddp_options.shard_optimizer): "
+            "run a synchronised backward before a call that uses gradients",
+            g->param->name);
     set->used_unsynced |= set->only_unsynced || kept || g->slot == CAIRN__SLOT_UNSYNCED;
     set->only_unsynced = false;
     if (kept) TRY(cairn__param_set_make_flags(g->param->set));

@@ -17,6 +17,11 @@
 #include "device/env.h"
 #include "param/grad.h"
 
+/* The elements of a parameter that a rank updates where ranks share its update (ddp_options.shard_optimizer). */
+struct cairn__shard {
+    size_t first, n;
+};
+
 struct cairn__param {
     struct cairn_param_set *set;
     size_t index; /* in the set */
@@ -31,11 +36,16 @@ struct cairn__param {
     bool requires_grad; /* else it is frozen: its gradient is empty, and nothing writes one */
 
     void *data;    /* the weights that forward reads */
-    float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
+    float *master; /* [shard] f32 values that the optimizer updates; NULL where data itself is updated */
     bool owns_data, owns_master;
     bool stochastic;       /* updates of half weights without a master are rounded at random */
     const void *owner;     /* the optimizer that updates it; NULL = none */
     const uint64_t *steps; /* the number of the last step that the owner has queued; NULL without an owner */
+    float **arrays;        /* [num_arrays] of the owner, each f32 of [shard] in device memory, or NULL */
+    int num_arrays;
+
+    bool is_sharded; /* else the shard is the whole parameter: cairn__param_shard */
+    struct cairn__shard shard;
 
     struct cairn__grad *gradient;
     const float *grad_factor; /* in device memory: what backward writes is multiplied by it, before anything reads it;
@@ -78,6 +88,9 @@ struct cairn__grad_listener {
      * all ranks of the environment. */
     bool (*shares_param)(void *ctx, size_t index);
     bool (*shares_buffer)(void *ctx, const char *path);
+    /* (optional: no parameter of the set is sharded) This rank has updated its shards of these parameters, of this set
+     * and others: every rank gets the weights of all. Collective; the device's, or returns when they are there. */
+    cairn_status (*updated)(void *ctx, struct cairn__param *const *params, size_t count);
 };
 
 /* Calls that would freeze or thaw and came within a backward, of which the listener's other ranks have not heard. */
@@ -369,6 +382,38 @@ bool cairn__param_set_keeps_loss(const struct cairn_param_set *set);
 void cairn__param_set_save_loss(const struct cairn_param_set *set);
 void cairn__param_set_restore_loss(const struct cairn_param_set *set);
 
+/* ---- shards (shard.c) ---- */
+
+static inline struct cairn__shard cairn__param_shard(const struct cairn__param *p) {
+    return p->is_sharded ? p->shard : (struct cairn__shard){0, p->n};
+}
+
+enum { CAIRN__PARAM_ARRAYS = 1 + CAIRN__MAX_STATES };
+
+/* f32 arrays beside the weights: the master, and those of the owner. NULL where the parameter has none. */
+struct cairn__param_arrays {
+    float *at[CAIRN__PARAM_ARRAYS];
+};
+
+float *cairn__param_array(const struct cairn__param *p, int i); /* as at[i] */
+
+/* Arrays of n elements where p has some, contents undefined. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__param_arrays_make(const struct cairn__param *p, size_t n, struct cairn__param_arrays *out);
+void cairn__param_arrays_free(const struct cairn__param *p, struct cairn__param_arrays *arrays);
+
+/* p's shard is this one from now on (NULL: the whole), and arrays, of its size, take the place of p's, whose elements
+ * are copied where they have some in common. Errors: the device's. */
+cairn_status cairn__param_arrays_use(struct cairn__param *p, const struct cairn__shard *shard,
+                                     struct cairn__param_arrays *arrays);
+
+/* Of calls that need all of a parameter's f32 values. Errors: CAIRN_ENOTSUP it is sharded. */
+cairn_status cairn__param_check_whole(const char *call, const struct cairn__param *p);
+cairn_status cairn__params_check_whole(const char *call, struct cairn__param *const *params, size_t count);
+
+/* The weights stand in other memory from now on, the set's (owned) or another owner's. Results that show them are to
+ * be recycled (env->begin_step). Errors: the device's. */
+cairn_status cairn__param_move(struct cairn__param *p, void *to, bool owned);
+
 /* ---- weights ---- */
 
 /* p shows the weights of another parameter of its shape and type, in another environment, from now on; its own memory
@@ -377,7 +422,8 @@ void cairn__param_set_restore_loss(const struct cairn_param_set *set);
 void cairn__param_share(struct cairn__param *p, const struct cairn__param *other);
 cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__param *other);
 
-/* Half weights = round(master), where p has one; of half values in f32 memory without one, round(weights). */
+/* Half weights = round(master), where p has one; of half values in f32 memory without one, round(weights). Of a sharded
+ * parameter: those of the shard. */
 void cairn__param_round_from_master(struct cairn__param *p);
 
 /* The weights of every parameter have changed. */

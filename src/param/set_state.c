@@ -76,8 +76,12 @@ enum cairn__entry_owner cairn__buffer_entry_owner(const struct cairn_param_set *
 /* ---- weights ---- */
 
 static cairn_status list_weights(const struct cairn__param *p, struct cairn__entries *entries) {
-    return cairn__entries_add_array(entries, cairn__param_entry_owner(p), p->master ? CAIRN_F32 : p->dtype, p->ndim,
-                                    p->shape, p->master ? (void *)p->master : p->data, "%s", p->name);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__entries_add_array(entries, cairn__param_entry_owner(p), p->master ? CAIRN_F32 : p->dtype, p->ndim,
+                                 p->shape, p->master ? (void *)p->master : p->data, "%s", p->name));
+    if (p->master && p->is_sharded) cairn__entries_cut_last(entries, p->shard.first, p->shard.n);
+out:
+    return st;
 }
 
 static cairn_status check_name_is_free(const struct cairn_param_set *set, const char *name) {
@@ -166,6 +170,8 @@ cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set, const st
         cairn__param_round_from_master(set->params[i]);
         set->params[i]->version++;
     }
+    if (set->listener && set->listener->updated)
+        TRY(set->listener->updated(set->listener->ctx, set->params, set->count));
     cairn__params_forget(set->params, set->count);
     for (size_t i = 0; entries->is_part && i < set->count; i++)
         set->listed[i] = cairn__entries_i64(entries, "%s.%s", CAIRN__ENTRY_REQUIRES_GRAD, set->params[i]->name) != 0;

@@ -116,6 +116,20 @@ cairn_status cairn__entries_add_f64(struct cairn__entries *entries, enum cairn__
     return st;
 }
 
+void cairn__entries_cut_last(struct cairn__entries *entries, size_t first, size_t n) {
+    struct cairn__entry *e = &entries->at[entries->count - 1];
+    const size_t width = cairn_dtype_nbytes(e->dtype);
+    if (e->owner == CAIRN__ENTRY_SHARED) {
+        e->owner = CAIRN__ENTRY_SLICE;
+        e->whole_rows = (int64_t)(e->nbytes / width);
+        e->first = (int64_t)first;
+    }
+    e->is_flat = true;
+    e->ndim = 1;
+    e->shape[0] = (int64_t)n;
+    e->nbytes = n * width;
+}
+
 bool cairn__entries_has(const struct cairn__entries *entries, const char *format, ...) {
     char name[MAX_NAME];
     va_list values;

@@ -34,6 +34,7 @@ struct cairn__entry {
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
     int64_t whole_rows, first; /* of a slice */
+    bool is_flat; /* rows are the elements of an array of any shape, and loads from one that was saved whole */
     size_t nbytes;
     void *memory;    /* the array; NULL = a number, in `number` */
     bool is_on_host; /* memory is the host's, and not the device's */
@@ -94,6 +95,10 @@ static inline bool cairn__entries_is_load(const struct cairn__entries *entries) 
 }
 bool cairn__entries_has(const struct cairn__entries *entries, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* The array of the entry that was added last holds elements [first, first + n) of it alone; where the ranks share it,
+ * the others have the rest. */
+void cairn__entries_cut_last(struct cairn__entries *entries, size_t first, size_t n);
 
 /* The number of an entry that list has added. */
 int64_t cairn__entries_i64(const struct cairn__entries *entries, const char *format, ...)

@@ -12,6 +12,16 @@ static void cast(const struct cairn__param *p, void *dst, cairn_dtype to, const 
     cairn__pass_cast(d->passes, d, dst, to, src, from, p->n);
 }
 
+/* The weights of this rank's shard. */
+static void *at_shard(const struct cairn__param *p) {
+    return (char *)p->data + cairn__param_shard(p).first * cairn_dtype_nbytes(p->dtype);
+}
+
+static void cast_shard(const struct cairn__param *p, void *dst, cairn_dtype to, const void *src, cairn_dtype from) {
+    struct cairn_device *d = device_of(p);
+    cairn__pass_cast(d->passes, d, dst, to, src, from, cairn__param_shard(p).n);
+}
+
 /* Cannot fail; weights becomes p's. */
 static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, bool keep_master) {
     cast(p, weights, half, p->data, CAIRN_F32);
@@ -145,6 +155,7 @@ out:
 float *cairn_param_master(const cairn_param_set *set, size_t i) {
     if (!set || i >= set->count) return NULL;
     const struct cairn__param *p = set->params[i];
+    if (p->is_sharded) return NULL;
     return p->master ? p->master : p->dtype == CAIRN_F32 ? p->data : NULL;
 }
 
@@ -152,8 +163,14 @@ cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_
     REQUIRE(set && i < set->count, CAIRN_EINVAL, "parameter index is %zu, but the set has %zu parameters", i,
             cairn_param_set_count(set));
     struct cairn__param *p = set->params[i];
-    if (p->master && !master_was_written) cast(p, p->master, CAIRN_F32, p->data, p->dtype);
-    if (p->value_type || master_was_written) cairn__param_round_from_master(p);
+    if (p->is_sharded && p->master && master_was_written)
+        return cairn__param_check_whole("cairn_param_changed, of a master", p);
+    if (p->master && !master_was_written) cast_shard(p, p->master, CAIRN_F32, at_shard(p), p->dtype);
+    if (p->value_type && p->is_sharded) { /* of what other ranks update too */
+        device_of(p)->passes->round(device_of(p), p->value_type, p->data, p->data, p->n);
+    } else if (p->value_type || master_was_written) {
+        cairn__param_round_from_master(p);
+    }
     p->version++;
     return CAIRN_OK;
 }
@@ -161,9 +178,10 @@ cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_
 void cairn__param_round_from_master(struct cairn__param *p) {
     struct cairn_device *d = device_of(p);
     if (p->value_type) {
-        d->passes->round(d, p->value_type, p->data, p->master ? p->master : p->data, p->n);
+        d->passes->round(d, p->value_type, at_shard(p), p->master ? (void *)p->master : at_shard(p),
+                         cairn__param_shard(p).n);
     } else if (p->master) {
-        cast(p, p->data, p->dtype, p->master, CAIRN_F32);
+        cast_shard(p, at_shard(p), p->dtype, p->master, CAIRN_F32);
     }
 }
 

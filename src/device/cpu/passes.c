@@ -146,7 +146,7 @@ static struct rounding *begin_rounding(struct rounding *r, const struct cairn_de
                                        const struct cairn__optim_state *state, const struct cairn__optim_item *t) {
     r->k = kernels(d);
     r->seed = state->rounding_seed;
-    r->stream = cairn__rounding_stream((uint32_t)t->parameter, cairn__update_number(state, t->missed));
+    r->stream = cairn__rounding_stream(t->parameter, cairn__update_number(state, t->missed));
     return r;
 }
 
@@ -163,7 +163,7 @@ static void update_rounding(struct rounding *r, const struct cairn__optim_item *
         for (int s = 0; s < CAIRN__MAX_STATES; s++) state[s] = t->state[s] ? t->state[s] + i : NULL;
         r->k->cast[CAIRN_BF16][CAIRN_F32](r->wide, weights, m);
         update(r->wide, NULL, state, grad_at(t, grad, i), m, h);
-        r->k->round_stochastic(weights, r->wide, m, r->seed, r->stream, i);
+        r->k->round_stochastic(weights, r->wide, m, r->seed, r->stream, (size_t)t->eighth * 8 + i);
     }
 }
 

@@ -8,7 +8,7 @@ struct no_copy {};
 
 /* Stochastic rounding has this in place of a copy, in shared memory: the block's random stream. */
 struct rounding {
-    uint64_t seed, stream;
+    uint64_t seed, stream, eighth;
 };
 
 template <class Half> CAIRN__DEVICE Half *copy_of(const cairn__optim_item &item, rounding *) {
@@ -79,7 +79,7 @@ CAIRN__DEVICE void write_weights(Param *param, Half *half, size_t i, const float
 /* A pack lies within the 8 elements of one block of numbers. */
 template <int V> CAIRN__DEVICE void write_weights(cairn__bf16 *param, rounding *stream, size_t i, const float *w) {
     static_assert(8 % V == 0, "a pack has one block of random numbers");
-    const cairn__philox_block block = cairn__philox(stream->seed, i / 8, stream->stream);
+    const cairn__philox_block block = cairn__philox(stream->seed, stream->eighth + i / 8, stream->stream);
     cairn__bf16 y[V];
 #pragma unroll
     for (int k = 0; k < V; k++) y[k].bits = cairn__round_stochastic(w[k], cairn__random_16(&block, i + k));
@@ -97,7 +97,8 @@ CAIRN__DEVICE void begin_rounding(Half *, const cairn__optim_item &, const cairn
 CAIRN__DEVICE void begin_rounding(rounding *shared, const cairn__optim_item &item, const cairn__optim_state *state,
                                   int64_t update) {
     shared->seed = state->rounding_seed;
-    shared->stream = cairn__rounding_stream((uint32_t)item.parameter, update);
+    shared->stream = cairn__rounding_stream(item.parameter, update);
+    shared->eighth = item.eighth;
 }
 
 /* ---- updates ---- */
