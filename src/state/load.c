@@ -42,6 +42,7 @@ struct source {
     struct cairn__safetensors *file;
     const struct cairn__safetensors_tensor *tensor;
     int64_t first, rows, whole_rows; /* [first, first + rows) of whole_rows */
+    bool is_flat;                    /* rows are elements of an array of any shape */
 };
 
 /* ---- open ---- */
@@ -77,7 +78,7 @@ static bool is_part(const char *owner) {
 static bool has_pieces(const struct cairn__safetensors *file) {
     for (size_t i = 0; i < cairn__safetensors_metadata_count(file); i++) {
         const char *owner = cairn__safetensors_metadata_at(file, i).value;
-        if (strncmp(owner, "rows ", 5) == 0 || is_part(owner)) return true;
+        if (strncmp(owner, "rows ", 5) == 0 || strncmp(owner, "elements ", 9) == 0 || is_part(owner)) return true;
     }
     return false;
 }
@@ -124,9 +125,11 @@ static void put_shape(const int64_t *shape, int ndim, char text[128]) {
     if (used < 127) snprintf(text + used, 128 - used, "]");
 }
 
-static bool read_rows_text(const char *text, int64_t *first, int64_t *whole) {
+static bool read_numbers_of(const char *text, const char *what, int64_t *first, int64_t *whole) {
     char end = 0;
-    return text && sscanf(text, "rows %" SCNd64 " of %" SCNd64 "%c", first, whole, &end) == 2 && *first >= 0 &&
+    const size_t n = strlen(what);
+    return text && strncmp(text, what, n) == 0 &&
+           sscanf(text + n, " %" SCNd64 " of %" SCNd64 "%c", first, whole, &end) == 2 && *first >= 0 &&
            *whole >= *first;
 }
 
@@ -134,8 +137,10 @@ static bool read_rows_text(const char *text, int64_t *first, int64_t *whole) {
 static bool find_in(struct cairn__safetensors *file, const char *name, struct source *out) {
     const struct cairn__safetensors_tensor *t = file ? cairn__safetensors_find(file, name) : NULL;
     if (!t) return false;
-    *out = (struct source){file, t, 0, t->ndim ? t->shape[0] : 1, t->ndim ? t->shape[0] : 1};
-    (void)read_rows_text(cairn__safetensors_metadata(file, name), &out->first, &out->whole_rows);
+    *out = (struct source){file, t, 0, t->ndim ? t->shape[0] : 1, t->ndim ? t->shape[0] : 1, false};
+    const char *text = cairn__safetensors_metadata(file, name);
+    out->is_flat = t->ndim == 1 && read_numbers_of(text, "elements", &out->first, &out->whole_rows);
+    if (!out->is_flat) (void)read_numbers_of(text, "rows", &out->first, &out->whole_rows);
     return true;
 }
 
@@ -187,6 +192,24 @@ static int64_t rows_of(const struct cairn__entry *e) {
     return e->ndim ? e->shape[0] : 1;
 }
 
+/* One of both is flat: both count as rows of one element. */
+static void flatten(const struct cairn__entry *e, struct source *s, int64_t *first, int64_t *rows, int64_t *whole) {
+    const bool slices = e->owner == CAIRN__ENTRY_SLICE;
+    *rows = (int64_t)(e->nbytes / cairn_dtype_nbytes(e->dtype));
+    *first = slices ? e->first : 0;
+    *whole = slices ? e->whole_rows : *rows;
+    if (s->is_flat) return;
+    s->first = 0;
+    s->rows = 1;
+    for (int i = 0; i < s->tensor->ndim; i++) s->rows *= s->tensor->shape[i];
+    s->whole_rows = s->rows;
+}
+
+/* Where rows are elements. A slice of rows is not read by elements. */
+static bool is_by_elements(const struct cairn__entry *e, const struct source *s) {
+    return (e->is_flat && e->owner == CAIRN__ENTRY_SLICE && s->rows == s->whole_rows) || s->is_flat;
+}
+
 /* Parts of a slice: alike, and in the order of ranks, one behind the other, from the first row to the last. */
 static cairn_status match_parts(const struct checkpoint *c, const struct cairn__state_item *item,
                                 const struct source *first) {
@@ -214,10 +237,12 @@ static cairn_status match_entry(const struct checkpoint *c, const struct cairn__
     REQUIRE(find_source(c, item->name, &s), CAIRN_EINVAL,
             CALL ": %s does not have '%s'; was it saved by another program, or with other objects?", c->path,
             item->name);
-    const bool slices = e->owner == CAIRN__ENTRY_SLICE || s.rows != s.whole_rows;
-    const int64_t whole = e->owner == CAIRN__ENTRY_SLICE ? e->whole_rows : rows_of(e);
-    bool fits = s.tensor->ndim == e->ndim && s.whole_rows == whole;
-    for (int i = slices ? 1 : 0; fits && i < e->ndim; i++) fits = s.tensor->shape[i] == e->shape[i];
+    const bool slices = e->owner == CAIRN__ENTRY_SLICE || s.rows != s.whole_rows, flat = is_by_elements(e, &s);
+    struct source elements = s;
+    int64_t first, rows, whole = e->owner == CAIRN__ENTRY_SLICE ? e->whole_rows : rows_of(e);
+    if (flat) flatten(e, &elements, &first, &rows, &whole);
+    bool fits = (flat || s.tensor->ndim == e->ndim) && elements.whole_rows == whole;
+    for (int i = slices ? 1 : 0; !flat && fits && i < e->ndim; i++) fits = s.tensor->shape[i] == e->shape[i];
     put_shape(s.tensor->shape, s.tensor->ndim, is);
     put_shape(e->shape, e->ndim, wanted);
     REQUIRE(cairn__safetensors_dtype(s.tensor->type) == e->dtype, CAIRN_EINVAL,
@@ -335,11 +360,16 @@ out:
 }
 
 /* The rows that source and entry have in common; how many comes on top of *got. */
-static cairn_status read_rows(const struct reading *r, const struct source *s, struct cairn__entry *e, int64_t *got) {
-    const int64_t first = e->owner == CAIRN__ENTRY_SLICE ? e->first : 0, end = first + rows_of(e);
+static cairn_status read_rows(const struct reading *r, const struct source *given, struct cairn__entry *e,
+                              int64_t *got) {
+    struct source of = *given;
+    const struct source *const s = &of;
+    int64_t first = e->owner == CAIRN__ENTRY_SLICE ? e->first : 0, rows = rows_of(e), whole;
+    if (is_by_elements(e, given)) flatten(e, &of, &first, &rows, &whole);
+    const int64_t end = first + rows;
     const int64_t from = s->first > first ? s->first : first;
     const int64_t to = s->first + s->rows < end ? s->first + s->rows : end;
-    const size_t row = rows_of(e) ? e->nbytes / (size_t)rows_of(e) : 0;
+    const size_t row = rows ? e->nbytes / (size_t)rows : 0;
     char *memory = e->memory ? e->memory : cairn__entry_number(e);
     if (from >= to) return CAIRN_OK;
     *got += to - from;
@@ -356,9 +386,11 @@ static cairn_status read_entry(const struct reading *r, const struct cairn__stat
         struct source part;
         if (find_in(c->own[rank], item->name, &part)) TRY(read_rows(r, &part, item->entry, &got));
     }
-    if (got != rows_of(item->entry))
-        TRY(cairn__fail(CAIRN_EINVAL, CALL ": %s has %" PRId64 " of the %" PRId64 " rows of '%s'", c->path, got,
-                        rows_of(item->entry), item->name));
+    const int64_t rows =
+        s->is_flat ? (int64_t)(item->entry->nbytes / cairn_dtype_nbytes(item->entry->dtype)) : rows_of(item->entry);
+    if (got != rows)
+        TRY(cairn__fail(CAIRN_EINVAL, CALL ": %s has %" PRId64 " of the %" PRId64 " rows of '%s'", c->path, got, rows,
+                        item->name));
 out:
     return st;
 }

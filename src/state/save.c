@@ -179,7 +179,8 @@ struct contents {
 };
 
 static void put_owner(const struct cairn__entry *e, char value[64]) {
-    if (e->owner == CAIRN__ENTRY_SLICE) snprintf(value, 64, "rows %" PRId64 " of %" PRId64, e->first, e->whole_rows);
+    if (e->owner == CAIRN__ENTRY_SLICE)
+        snprintf(value, 64, "%s %" PRId64 " of %" PRId64, e->is_flat ? "elements" : "rows", e->first, e->whole_rows);
     else if (cairn__entry_is_part(e)) snprintf(value, 64, "part");
     else snprintf(value, 64, e->owner == CAIRN__ENTRY_RANK ? "rank" : "rank or first");
 }

@@ -197,7 +197,7 @@ static void drop_unknown(struct cairn__entries *entries) {
 static cairn_status make_parts(const struct cairn__state_object *object) {
     for (size_t i = 0; i < object->entries.count; i++) {
         struct cairn__entry *e = &object->entries.at[i];
-        REQUIRE(e->owner != CAIRN__ENTRY_SLICE, CAIRN_ENOTSUP,
+        REQUIRE(e->owner != CAIRN__ENTRY_SLICE && !e->is_flat, CAIRN_ENOTSUP,
                 "'%s' of '%s' is a slice of what several ranks have; add the object by cairn_state_add", e->name,
                 object->name);
         e->owner = e->owner == CAIRN__ENTRY_RANK_OR_FIRST ? CAIRN__ENTRY_PART_OR_FIRST : CAIRN__ENTRY_PART;

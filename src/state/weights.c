@@ -46,8 +46,9 @@ out:
 
 static cairn_status add_param(struct cairn__weights *w, struct cairn__param *p) {
     struct cairn__weights_piece whole = {.ours = p->name, .param = p, .n = p->n, .ndim = p->ndim};
-    whole.dtype = p->master ? CAIRN_F32 : p->dtype;
-    whole.memory = p->master ? (char *)p->master : p->data;
+    const bool has_master = p->master && !p->is_sharded; /* else this rank has a part of it */
+    whole.dtype = has_master ? CAIRN_F32 : p->dtype;
+    whole.memory = has_master ? (char *)p->master : p->data;
     memcpy(whole.shape, p->shape, sizeof(p->shape));
     return add_whole(w, &whole);
 }

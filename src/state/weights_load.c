@@ -232,6 +232,7 @@ cairn_status cairn_weights_load(cairn_stateful object, const char *path, const s
     l->path = path;
     TRY(cairn__weights_list(&l->list, call, object, path, options));
     TRY(check_time(l));
+    TRY(cairn__params_check_whole(call, l->list.set->params, l->list.set->count));
     TRY(cairn__source_open(&l->source, path));
     TRY(match_all(l));
     write_report(l, report);
