@@ -104,6 +104,17 @@ struct ddp_options {
     cairn_switch join_divide_by_initial_world_size;
     /* ON: a rank without input is an error on every rank. OFF */
     cairn_switch join_throw_on_early_termination;
+
+    /* ---- ZeRO (torch: ZeroRedundancyOptimizer; DeepSpeed: stage 1) ---- */
+
+    /* ON: of p ranks each updates an equal part of the parameters, and has that part alone of masters and of the
+     * optimizers' states. cairn_step gathers the weights, which is collective, and sends bytes of the weights' type.
+     * Weights and moments have the bits that they have without it. The weights of a module move into group memory.
+     * Refused, with a sentence: communication hooks, ddp_reducer_create, another wire than the gradients' type,
+     * freezing and thawing, steps of gradients that are unsynced, cairn_optimizer_masters, updates of the user's own,
+     * cairn_weights_load; cairn_weights_save writes half weights as they are. cairn_param_master returns NULL.
+     * ddp_destroy makes all whole again, and needs the memory for it. OFF */
+    cairn_switch shard_optimizer;
 };
 #define ddp_options(...) (&(struct ddp_options){.struct_size = sizeof(struct ddp_options), __VA_ARGS__})
 

@@ -14,6 +14,7 @@
  *   weights.c   rank 0's weights to all
  *   agree.c     agreement on parameters and buffers
  *   frozen.c    agreement on parameters that are frozen or thawed
+ *   shards.c    updates that are shared out over the ranks
  *   state.c     what is saved: the order of arrival, and what ddp keeps equal on all ranks
  *   times.c     when the parts of an iteration began and ended
  *   logging.c   times, sizes and options, for the user, the log and the file
@@ -27,6 +28,12 @@
 #include "ddp/plan.h"
 #include "nn/hooks.h"
 #include "param/param.h"
+
+/* Of a bucket's weights. */
+struct cairn__ddp_gather {
+    bool due; /* one of its parameters was updated */
+    cairn_work *work;
+};
 
 /* A parameter that is the same on all ranks: one that is not ignored. */
 struct cairn__ddp_shared {
@@ -75,8 +82,16 @@ struct ddp_context {
     size_t *bucket_params;         /* plan.members, as indices of the set */
     void *arenas[CAIRN_U8 + 1];    /* [dtype] group memory */
     struct cairn__item *items;     /* [num_slots] room for lists */
-    bool copies;                   /* some slot is not in place */
-    bool speaks;                   /* a reduction's check for inf and NaN holds for gradients copied back too */
+
+    /* shards.c's. Rank r of p updates the r-th of p equal slices of every bucket. */
+    bool shards;                       /* options.shard_optimizer, on several ranks */
+    bool owns_weights;                 /* the module's weights stand in `weights`; else in their own memory */
+    void *weights[CAIRN_U8 + 1];       /* [dtype] group memory, laid out as the arenas: the weights, or copies of the
+                                           user's that travel */
+    struct cairn__ddp_gather *gathers; /* [plan.count] */
+
+    bool copies; /* some slot is not in place */
+    bool speaks; /* a reduction's check for inf and NaN holds for gradients copied back too */
 
     struct cairn__grad_listener listener;
     void *losses;            /* group memory: which ranks' losses were infinite or NaN; NULL = not yet */
@@ -180,6 +195,18 @@ cairn_status cairn__ddp_rebuild(struct ddp_context *d);
 
 /* A bucket as the user sees it. */
 struct ddp_bucket cairn__ddp_bucket_view(const struct ddp_context *d, size_t b);
+
+/* ---- shards.c ---- */
+
+/* Whether options and parameters allow it; each rank by itself. Errors: CAIRN_ENOTSUP, CAIRN_ESTATE. */
+cairn_status cairn__ddp_shards_check(const struct ddp_context *d);
+/* Collective, when arenas are there: cuts masters and moments, and moves weights. */
+cairn_status cairn__ddp_shards_begin(struct ddp_context *d);
+/* The listener's updated. */
+cairn_status cairn__ddp_shards_updated(void *ctx, struct cairn__param *const *params, size_t count);
+/* Collective: masters, moments and weights are whole again. Errors: CAIRN_ENOMEM on every rank, and nothing has
+ * changed. Where the group is dead, or dies, masters and moments stay as they are: their optimizers cannot step. */
+cairn_status cairn__ddp_shards_end(struct ddp_context *d);
 
 /* ---- agree.c ---- */
 

@@ -100,6 +100,8 @@ static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_reque
                 has_param(d->set, name) ? "an ignored parameter cannot close a bucket" : "no parameter has that name");
     }
     TRY(make_slots(d));
+    d->shards = o->shard_optimizer == CAIRN_ON && cairn_group_size(r->group) > 1;
+    if (o->shard_optimizer == CAIRN_ON) TRY(cairn__ddp_shards_check(d));
     TRY(cairn__ddp_plan_slots(d));
 out:
     return st;
@@ -151,6 +153,9 @@ cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_conte
     TRY(cairn_group_new(d->group, NULL, 0, NULL, &d->channel));
     TRY(make_equal(d));
     TRY(cairn__ddp_attach(d));
+    st = cairn__ddp_shards_begin(d);
+    if (st != CAIRN_OK) cairn__ddp_detach(d);
+    TRY(st);
     cairn__ddp_listen(d);
     cairn__ddp_log_made(d);
     *out = d;
@@ -177,6 +182,11 @@ void ddp_destroy(ddp_context **ddp) {
         return;
     }
     const bool was_alive = cairn__group_progress(d->channel) == CAIRN_OK;
+    if (cairn__ddp_shards_end(d) != CAIRN_OK) {
+        cairn__log(CAIRN_LOG_ERROR, "ddp_destroy: the context is kept, since its weights would be lost: %s",
+                   cairn_last_error());
+        return;
+    }
     cairn__ddp_log_end(d);
     if (d->set->in_backward) cairn__param_set_make_incomplete(d->set); /* declared, and never averaged */
     cairn__param_set_drop_unsynced(d->set);

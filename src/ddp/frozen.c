@@ -53,6 +53,11 @@ cairn_status cairn__ddp_agree_on_frozen(void *ctx, const char *call, struct cair
     const struct ddp_context *d = ctx;
     cairn_status st = CAIRN_OK;
     uint8_t *map = NULL;
+    if (status == CAIRN_OK && d->shards && count > 0)
+        status = cairn__fail(CAIRN_ENOTSUP,
+                             "%s: parameter '%s' cannot be %s while ranks share its update "
+                             "(ddp_options.shard_optimizer); do it before %s",
+                             call, params[0]->name, on ? "thawed" : "frozen", d->call);
     if (status == CAIRN_OK) status = cairn__calloc(d->set->count, sizeof(map[0]), (void **)&map);
     TRY(cairn__group_agree_on_status(d->channel, call, status));
     if (cairn_group_size(d->channel) > 1) {

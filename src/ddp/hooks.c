@@ -59,6 +59,8 @@ static cairn_status read_hook(const struct ddp_context *d, const struct ddp_comm
     REQUIRE(out->wire == 0 || out->wire == CAIRN_F32 || out->wire == CAIRN_F16 || out->wire == CAIRN_BF16, CAIRN_EINVAL,
             "ddp_register_comm_hook: wire is %s (%d); it must be f32, f16 or bf16", cairn_dtype_name(out->wire),
             (int)out->wire);
+    REQUIRE(!d->shards, CAIRN_ENOTSUP,
+            "ddp_register_comm_hook: a hook reduces what ddp_options.shard_optimizer scatters; give one of them");
     REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: the context has a hook already ('%s')",
             d->hook.name ? d->hook.name : "without a name");
     REQUIRE(!d->has_reduced && !d->running && !holds_gradients(d), CAIRN_ESTATE,

@@ -41,6 +41,9 @@ cairn_status ddp_reducer_create(cairn_module *model, cairn_group *group, const s
     REQUIRE(model && group && out, CAIRN_EINVAL, "ddp_reducer_create: model, group and out must be set");
     const struct cairn__ddp_request request = {"ddp_reducer_create", model, cairn_module_params(model), group, options};
     cairn_status st = CAIRN_OK;
+    REQUIRE(!options || options->struct_size < CAIRN__SIZE_THROUGH(struct ddp_options, shard_optimizer) ||
+                options->shard_optimizer != CAIRN_ON,
+            CAIRN_ENOTSUP, "ddp_reducer_create: ddp_options.shard_optimizer is for ddp_create; leave it out");
     TRY(cairn__ddp_make(&request, out));
     (*out)->reducer = (*out)->rebuilt = true; /* gradients do not arrive one by one */
     (*out)->set->backward = REDUCTION;

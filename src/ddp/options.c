@@ -28,7 +28,8 @@ enum {
     X(allreduce_always_fp32, CAIRN_OFF)            \
     X(gradient_average, CAIRN_ON)                  \
     X(join_divide_by_initial_world_size, CAIRN_ON) \
-    X(join_throw_on_early_termination, CAIRN_OFF)
+    X(join_throw_on_early_termination, CAIRN_OFF)  \
+    X(shard_optimizer, CAIRN_OFF)
 
 static cairn_status check_switch(const char *name, cairn_switch value) {
     REQUIRE((int)value >= CAIRN_DEFAULT && (int)value <= CAIRN_OFF, CAIRN_EINVAL,
@@ -144,6 +145,7 @@ out:
     X(gradient_predivide_factor)         \
     X(join_divide_by_initial_world_size) \
     X(join_throw_on_early_termination)   \
+    X(shard_optimizer)                   \
     X(num_ignored)                       \
     X(num_trigger_params)
 

@@ -50,7 +50,13 @@ out:
     return st;
 }
 
-static void close_draft(struct drafting *d, cairn_dtype dtype) {
+static void close_draft(struct drafting *d, struct cairn__ddp_plan *plan, cairn_dtype dtype) {
+    if (d->limits->slices && d->open[dtype]) {
+        struct cairn__ddp_bucket *bucket = &d->drafts[d->open[dtype] - 1].bucket;
+        const size_t least = d->limits->slices * line_of(dtype), n = (bucket->n + least - 1) / least * least;
+        plan->arena[dtype] += n - bucket->n;
+        bucket->n = n;
+    }
     d->open[dtype] = 0;
     d->began[dtype] = true;
 }
@@ -66,7 +72,7 @@ static bool is_full(const struct drafting *d, const struct draft *draft) {
 static size_t piece_of(const struct cairn__ddp_limits *limits, const struct cairn__ddp_item *item) {
     const size_t most = limits->nbytes > LEAST_PIECE ? limits->nbytes : LEAST_PIECE;
     const size_t fits = most / cairn_dtype_nbytes(item->dtype);
-    if (limits->elements || item->n <= fits) return item->n;
+    if (limits->elements || limits->slices || item->n <= fits) return item->n;
     const size_t pieces = (item->n + fits - 1) / fits;
     return padded((item->n + pieces - 1) / pieces, item->dtype);
 }
@@ -88,7 +94,7 @@ static cairn_status add_item(struct drafting *d, struct cairn__ddp_plan *plan, c
         draft->last = when;
         plan->arena[item->dtype] += padded(n, item->dtype);
         left -= n;
-        if (piece < item->n || item->closes || is_full(d, draft)) close_draft(d, item->dtype);
+        if (piece < item->n || item->closes || is_full(d, draft)) close_draft(d, plan, item->dtype);
     } while (left > 0);
 out:
     return st;
@@ -116,6 +122,7 @@ cairn_status cairn__ddp_plan_make(const struct cairn__ddp_item *items, size_t co
         const size_t i = nth(order, count, k);
         TRY(add_item(&d, &plan, &items[i], k, &plan.places[i]));
     }
+    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) close_draft(&d, &plan, t);
     /* The pieces of an item are completed by it alone, and so keep together. */
     TRY(cairn__calloc(d.count, sizeof(plan.buckets[0]), (void **)&plan.buckets));
     if (d.count) qsort(d.drafts, d.count, sizeof(d.drafts[0]), by_completion);

@@ -24,6 +24,7 @@ struct cairn__ddp_limits {
         nbytes;      /* of the first bucket of each type, of the others: a bucket is closed once it holds as much;
                                     SIZE_MAX = it is not */
     size_t elements; /* instead of both; 0 = they count */
+    size_t slices;   /* above 0: a bucket has so many equal slices of whole cache lines, and no item is split */
 };
 
 struct cairn__ddp_bucket {

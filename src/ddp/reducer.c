@@ -67,10 +67,12 @@ static void choose_wires(struct ddp_context *d) {
     }
 }
 
-static struct cairn__ddp_limits limits_of(const struct ddp_options *o) {
-    struct cairn__ddp_limits limits = {o->first_bucket_nbytes, o->bucket_nbytes, (size_t)o->message_size};
+static struct cairn__ddp_limits limits_of(const struct ddp_context *d) {
+    const struct ddp_options *o = &d->options;
+    const size_t slices = d->shards ? (size_t)cairn_group_size(d->group) : 0;
+    struct cairn__ddp_limits limits = {o->first_bucket_nbytes, o->bucket_nbytes, (size_t)o->message_size, slices};
     if (o->delay_allreduce == CAIRN_ON || o->num_trigger_params > 0)
-        limits = (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0};
+        limits = (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0, slices};
     return limits;
 }
 
@@ -98,7 +100,7 @@ static cairn_status make_layout(const struct ddp_context *d, const size_t *order
     cairn_status st = CAIRN_OK;
     struct layout l = {{0}, NULL, NULL};
     struct cairn__ddp_item *items = NULL;
-    const struct cairn__ddp_limits limits = limits_of(&d->options);
+    const struct cairn__ddp_limits limits = limits_of(d);
     TRY(cairn__calloc(d->num_slots, sizeof(items[0]), (void **)&items));
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__ddp_slot *slot = &d->slots[s];
@@ -642,7 +644,8 @@ void cairn__ddp_listen(struct ddp_context *d) {
                                                 .nonfinite_ranks = cairn__ddp_nonfinite_ranks,
                                                 .agree_on_frozen = cairn__ddp_agree_on_frozen,
                                                 .shares_param = cairn__ddp_shares_param,
-                                                .shares_buffer = cairn__ddp_shares_buffer};
+                                                .shares_buffer = cairn__ddp_shares_buffer,
+                                                .updated = d->shards ? cairn__ddp_shards_updated : NULL};
     cairn__param_set_begin_listen(d->set, &d->listener, d->call);
 }
 

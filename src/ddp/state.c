@@ -85,7 +85,7 @@ static cairn_status loaded(void *object, const struct cairn__entries *entries) {
     d->num_arrived = 0;
     d->backwards = cairn__entries_i64(entries, "backwards");
     if (take_order(d, seen)) d->num_arrived = d->num_slots;
-    if (!d->reducer) d->rebuilt = false;
+    if (!d->reducer && !d->shards) d->rebuilt = false;
 out:
     cairn__free(seen);
     return st;

@@ -103,7 +103,7 @@ static void buckets_equal_torchs(void **state) {
     const struct cairn__ddp_item items[] = {{512 * 1024, CAIRN_F32, false},  {1024, CAIRN_F32, false},
                                             {1024 * 1024, CAIRN_F32, false}, {1024, CAIRN_F32, false},
                                             {8 * 1024, CAIRN_F32, false},    {8, CAIRN_F32, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 6, NULL, (struct cairn__ddp_limits){MIB, 5 * MIB, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 6, NULL, (struct cairn__ddp_limits){MIB, 5 * MIB, 0, 0});
     assert_int_equal(plan.count, 2);
     EXPECT_BUCKET(&plan, 0, 5, 4, 3, 2);
     EXPECT_BUCKET(&plan, 1, 1, 0);
@@ -116,11 +116,11 @@ static void limit_of_1_byte_gives_each_a_bucket_and_no_limit_gives_one(void **st
                                             {1, CAIRN_F16, false},
                                             {300, CAIRN_F16, false},
                                             {16, CAIRN_F16, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){1, 1, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){1, 1, 0, 0});
     assert_int_equal(plan.count, 4);
     for (size_t b = 0; b < 4; b++) EXPECT_BUCKET(&plan, b, 3 - b);
     cairn__ddp_plan_free(&plan);
-    plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0});
+    plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0, 0});
     assert_int_equal(plan.count, 1);
     EXPECT_BUCKET(&plan, 0, 3, 2, 1, 0);
     cairn__ddp_plan_free(&plan);
@@ -132,7 +132,7 @@ static void limit_closes_a_bucket_that_holds_just_as_much(void **state) {
                                             {25, CAIRN_F32, false},
                                             {25, CAIRN_F32, false},
                                             {25, CAIRN_F32, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){100, 200, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){100, 200, 0, 0});
     assert_int_equal(plan.count, 3);
     EXPECT_BUCKET(&plan, 0, 3);
     EXPECT_BUCKET(&plan, 1, 2, 1);
@@ -147,7 +147,7 @@ static void elements_count_instead_of_bytes_and_split_nothing(void **state) {
                                             {60, CAIRN_F16, false},
                                             {39, CAIRN_F16, false},
                                             {1, CAIRN_F16, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){1, 1, 100});
+    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){1, 1, 100, 0});
     assert_int_equal(plan.count, 2);
     EXPECT_BUCKET(&plan, 0, 3, 2, 1);
     EXPECT_BUCKET(&plan, 1, 0);
@@ -160,7 +160,7 @@ static void triggers_close_their_bucket(void **state) {
                                             {10, CAIRN_F32, true},
                                             {10, CAIRN_BF16, false},
                                             {10, CAIRN_F32, true}};
-    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0, 0});
     assert_int_equal(plan.count, 4);
     EXPECT_BUCKET(&plan, 0, 3);
     EXPECT_BUCKET(&plan, 1, 2);
@@ -176,7 +176,7 @@ static void large_item_lies_in_several_buckets_in_one_piece(void **state) {
     const struct cairn__ddp_item items[] = {{100, CAIRN_F32, false},
                                             {100 * KIB, CAIRN_F32, false},
                                             {100, CAIRN_F32, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 3, NULL, (struct cairn__ddp_limits){64 * KIB, 128 * KIB, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 3, NULL, (struct cairn__ddp_limits){64 * KIB, 128 * KIB, 0, 0});
     assert_int_equal(plan.count, 5);
     EXPECT_BUCKET(&plan, 0, 2, 1); /* the first piece joins what is open */
     for (size_t b = 1; b < 4; b++) EXPECT_BUCKET(&plan, b, 1);
@@ -190,7 +190,7 @@ static void large_item_lies_in_several_buckets_in_one_piece(void **state) {
 static void nothing_below_64_kib_is_split(void **state) {
     (void)state;
     const struct cairn__ddp_item items[] = {{32 * KIB, CAIRN_F16, false}, {32 * KIB + 1, CAIRN_F16, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 2, NULL, (struct cairn__ddp_limits){1, 1, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 2, NULL, (struct cairn__ddp_limits){1, 1, 0, 0});
     assert_int_equal(plan.count, 3);
     assert_int_equal(plan.places[1].num_buckets, 2);
     assert_int_equal(plan.places[0].num_buckets, 1);
@@ -204,7 +204,7 @@ static void pieces_keep_together_whatever_other_types_do(void **state) {
                                             {9, CAIRN_F16, false},
                                             {50 * KIB, CAIRN_F32, false},
                                             {9, CAIRN_F16, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){64 * KIB, 64 * KIB, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){64 * KIB, 64 * KIB, 0, 0});
     assert_int_equal(plan.places[2].num_buckets, 4);
     assert_int_equal(plan.places[2].bucket, 0);
     assert_int_equal(plan.places[1].bucket, 4); /* f16 comes before the f32 of the first parameter */
@@ -218,7 +218,7 @@ static void types_share_no_bucket_and_close_none(void **state) {
     (void)state;
     struct cairn__ddp_item items[6];
     for (int i = 0; i < 6; i++) items[i] = (struct cairn__ddp_item){40, i % 2 ? CAIRN_F32 : CAIRN_F16, false};
-    struct cairn__ddp_plan plan = plan_of(items, 6, NULL, (struct cairn__ddp_limits){MIB, MIB, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 6, NULL, (struct cairn__ddp_limits){MIB, MIB, 0, 0});
     assert_int_equal(plan.count, 2);
     EXPECT_BUCKET(&plan, 0, 5, 3, 1);
     EXPECT_BUCKET(&plan, 1, 4, 2, 0);
@@ -231,7 +231,7 @@ static void bucket_that_never_fills_is_numbered_by_its_last_gradient(void **stat
                                             {100, CAIRN_F32, false},
                                             {1, CAIRN_BF16, false},
                                             {100, CAIRN_F32, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){400, 400, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 4, NULL, (struct cairn__ddp_limits){400, 400, 0, 0});
     assert_int_equal(plan.count, 4);
     EXPECT_BUCKET(&plan, 1, 2);
     cairn__ddp_plan_free(&plan);
@@ -240,13 +240,13 @@ static void bucket_that_never_fills_is_numbered_by_its_last_gradient(void **stat
 static void empty_items_take_part(void **state) {
     (void)state;
     const struct cairn__ddp_item items[] = {{0, CAIRN_F16, false}, {0, CAIRN_F32, false}, {5, CAIRN_F32, false}};
-    struct cairn__ddp_plan plan = plan_of(items, 3, NULL, (struct cairn__ddp_limits){MIB, MIB, 0});
+    struct cairn__ddp_plan plan = plan_of(items, 3, NULL, (struct cairn__ddp_limits){MIB, MIB, 0, 0});
     assert_int_equal(plan.count, 2);
     EXPECT_BUCKET(&plan, 0, 2, 1);
     EXPECT_BUCKET(&plan, 1, 0);
     assert_int_equal(plan.buckets[1].n, 0);
     cairn__ddp_plan_free(&plan);
-    plan = plan_of(items, 0, NULL, (struct cairn__ddp_limits){MIB, MIB, 0});
+    plan = plan_of(items, 0, NULL, (struct cairn__ddp_limits){MIB, MIB, 0, 0});
     assert_int_equal(plan.count, 0);
     cairn__ddp_plan_free(&plan);
 }
@@ -276,9 +276,10 @@ static void make_items(struct cairn__ddp_item *items, size_t count, uint32_t *se
 /* expect_sound asks that the arenas are the same whatever the order. */
 static void any_order_of_any_items_under_any_limit_gives_a_sound_plan(void **state) {
     (void)state;
-    static const struct cairn__ddp_limits limits[] = {{1, 1, 0},           {100, 4000, 0},     {64 * KIB, 64 * KIB, 0},
-                                                      {KIB, 300 * KIB, 0}, {25 << 20, MIB, 0}, {SIZE_MAX, SIZE_MAX, 0},
-                                                      {1, 1, 1},           {1, 1, 5000}};
+    static const struct cairn__ddp_limits limits[] = {
+        {1, 1, 0, 0},           {100, 4000, 0, 0},     {64 * KIB, 64 * KIB, 0, 0},
+        {KIB, 300 * KIB, 0, 0}, {25 << 20, MIB, 0, 0}, {SIZE_MAX, SIZE_MAX, 0, 0},
+        {1, 1, 1, 0},           {1, 1, 5000, 0}};
     struct cairn__ddp_item items[MOST];
     size_t order[MOST];
     uint32_t seed = 1;
@@ -287,6 +288,32 @@ static void any_order_of_any_items_under_any_limit_gives_a_sound_plan(void **sta
         make_items(items, count, &seed);
         shuffle(order, count, &seed);
         struct cairn__ddp_plan plan = plan_of(items, count, round % 4 ? order : NULL, limits[round % 8]);
+        cairn__ddp_plan_free(&plan);
+    }
+}
+
+static void slices_are_equal_whole_lines_and_split_no_item(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 17, 5000, 40000, 3, 64};
+    for (size_t slices = 2; slices <= 5; slices++) {
+        struct cairn__ddp_item items[6];
+        for (size_t i = 0; i < 6; i++) items[i] = (struct cairn__ddp_item){sizes[i], CAIRN_F16, false};
+        struct cairn__ddp_plan plan;
+        const struct cairn__ddp_limits limits = {.first_nbytes = KIB, .nbytes = 70 * KIB, .slices = slices};
+        assert_int_equal(cairn__ddp_plan_make(items, 6, NULL, &limits, &plan), CAIRN_OK);
+        size_t end = 0;
+        for (size_t b = 0; b < plan.count; b++) {
+            assert_int_equal(plan.buckets[b].begin, end);
+            assert_int_equal(plan.buckets[b].n % (slices * 32), 0);
+            end += plan.buckets[b].n;
+        }
+        assert_int_equal(plan.arena[CAIRN_F16], end);
+        for (size_t i = 0; i < 6; i++) {
+            const struct cairn__ddp_bucket *bucket = &plan.buckets[plan.places[i].bucket];
+            assert_int_equal(plan.places[i].num_buckets, 1);
+            assert_true(plan.places[i].offset >= bucket->begin);
+            assert_true(plan.places[i].offset + sizes[i] <= bucket->begin + bucket->n);
+        }
         cairn__ddp_plan_free(&plan);
     }
 }
@@ -304,6 +331,7 @@ int main(void) {
         cmocka_unit_test(types_share_no_bucket_and_close_none),
         cmocka_unit_test(bucket_that_never_fills_is_numbered_by_its_last_gradient),
         cmocka_unit_test(empty_items_take_part),
+        cmocka_unit_test(slices_are_equal_whole_lines_and_split_no_item),
         cmocka_unit_test(any_order_of_any_items_under_any_limit_gives_a_sound_plan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

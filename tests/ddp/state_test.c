@@ -19,6 +19,7 @@ static void trainings_of_ranks_go_on_to_the_bit(void **state) {
     const struct ddp_options *small = ddp_options(.bucket_nbytes = 128, .first_bucket_nbytes = 64);
     const struct ddp_options *ignoring =
         ddp_options(.ignored = (const char *[]){"0.weight", "1.running_mean"}, .num_ignored = 2);
+    const struct ddp_options *shards = ddp_options(.bucket_nbytes = 128, .shard_optimizer = CAIRN_ON);
     const struct ddp_options *own_buffers = ddp_options(.broadcast_buffers = CAIRN_OFF, .bucket_nbytes = 128);
     const struct amp_scaler_options *apex = amp_scaler_options(.kind = AMP_SCALER_APEX, .init_scale = 64);
     struct resume_case cases[] = {
@@ -57,6 +58,23 @@ static void trainings_of_ranks_go_on_to_the_bit(void **state) {
          .scaler = apex,
          .ddp = small,
          .hook = ddp_bf16_compress_hook()},
+        {.name = "shards", .by = BY_ADAM, .ddp = shards, .statistics = true, .clips = true},
+        {.name = "shards at O2",
+         .by = BY_ADAM,
+         .level = AMP_O2,
+         .scaler = apex,
+         .ddp = shards,
+         .dropout = true,
+         .accumulates = true,
+         .no_sync = true,
+         .overflows = 6},
+        {.name = "shards of rounded weights",
+         .by = BY_SGD_MOMENTUM,
+         .level = AMP_O3,
+         .half = CAIRN_BF16,
+         .scaler = apex,
+         .stochastic = true,
+         .ddp = shards},
         {.name = "own buffers of ranks", .by = BY_SGD_MOMENTUM, .ddp = own_buffers, .statistics = true},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -621,6 +639,72 @@ static void a_state_of_two_ranks_loads_on_one_three_and_four(void **state) {
     }
 }
 
+/* ---- shards ---- */
+
+static const struct ddp_options plain = {.struct_size = sizeof(plain), .find_unused_parameters = CAIRN_ON};
+static const struct ddp_options sharded = {.struct_size = sizeof(sharded),
+                                           .find_unused_parameters = CAIRN_ON,
+                                           .shard_optimizer = CAIRN_ON,
+                                           .bucket_nbytes = 128};
+
+/* Loads from one folder and saves in another what it has loaded. */
+struct passing_on {
+    const struct ddp_options *ddp;
+    char from[128], to[128];
+};
+
+static char *pass_on(cairn_env *env, void *ctx) {
+    const struct passing_on *way = ctx;
+    struct resume_case c = shared_case;
+    struct resume_run r;
+    c.ddp = way->ddp;
+    PASS(resume_begin(&r, env, &c, SHARED_STEPS));
+    if (way->from[0]) {
+        PASS(load_from_files(&r, way->from, SHARED_STEPS));
+    } else {
+        float loss;
+        for (int i = 0; i < SHARED_STEPS; i++) PASS(resume_step(&r, i, &loss));
+    }
+    PASS(save_to_files(&r, way->to, SHARED_STEPS));
+    resume_end(&r);
+    return NULL;
+}
+
+static void pass_on_over(int ranks, const struct ddp_options *ddp, const char *from, const char *to) {
+    struct passing_on way = {.ddp = ddp};
+    if (from) snprintf(way.from, sizeof(way.from), "%s/%s", folder, from);
+    snprintf(way.to, sizeof(way.to), "%s/%s", folder, to);
+    run_ranks(ranks, pass_on, &way);
+}
+
+static void shards_of_any_ranks_load_on_any_others_and_whole(void **state) {
+    static char saved[1 << 16], again[1 << 16];
+    (void)state;
+    if (!has_files()) {
+        print_message("%s\n", cairn_last_error());
+        skip();
+    }
+    for (size_t i = 0; i < sizeof(shared_cases) / sizeof(shared_cases[0]); i++) {
+        shared_case = shared_cases[i];
+        check_as(shared_case.name);
+        assert_int_equal(make_folder(NULL), 0);
+        pass_on_over(2, &plain, NULL, "plain");
+        pass_on_over(2, &sharded, NULL, "sharded");
+        const size_t n = read_shared("plain/step-00000003", saved, sizeof(saved));
+        for (int q = 1; q <= 4; q++) {
+            char other[32], same[32], back[96];
+            snprintf(other, sizeof(other), "other-%d", q);
+            snprintf(same, sizeof(same), "same-%d", q);
+            pass_on_over(q, &sharded, q % 2 ? "sharded" : "plain", other);
+            pass_on_over(5 - q, &plain, other, same);
+            snprintf(back, sizeof(back), "%s/step-00000003", same);
+            assert_int_equal(read_shared(back, again, sizeof(again)), n);
+            assert_memory_equal(saved, again, n);
+        }
+        assert_int_equal(remove_folder(NULL), 0);
+    }
+}
+
 /* An average over ranks of equal halves is each of them, whatever the number of ranks: their sum is exact in f32. That
  * of three equal f32 is not always: what has some goes on alike on one and two ranks. Dropout differs
  * between ranks. */
@@ -776,6 +860,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(trainings_of_ranks_go_on_to_the_bit, with_files, without_files),
         by_chance[0],
         cmocka_unit_test(a_state_of_two_ranks_loads_on_one_three_and_four),
+        cmocka_unit_test(shards_of_any_ranks_load_on_any_others_and_whole),
         cmocka_unit_test(trainings_of_two_ranks_go_on_alike_on_one_three_and_four),
         cmocka_unit_test(what_ranks_average_is_shared_and_the_rest_each_ranks_own),
         cmocka_unit_test(weights_that_ranks_step_alone_with_are_each_ranks_own),

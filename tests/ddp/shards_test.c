@@ -1,0 +1,304 @@
+/* Ranks that share out the update (ddp_options.shard_optimizer): weights, masters and moments have the bits of a
+ * training in which every rank updates everything, at every level; and what does not fit is refused with a sentence. */
+#include "../mlp.h"
+#include "../ranks.h"
+#include "core/philox.h"
+#include "optim/optim.h"
+
+enum { IN = 21, HIDDEN = 19, OUT = 5, ROWS = 6, STEPS = 7, MAX_VALUES = 4 * (IN + OUT + 2) * (HIDDEN + 1) };
+
+enum kind { SGD, ADAM, LION, NUM_KINDS };
+
+static const struct level {
+    amp_opt_level level; /* 0 = no amp */
+    cairn_dtype half;
+    bool stochastic;
+} levels[] = {{0, 0, false},
+              {AMP_O0, 0, false},
+              {AMP_O1, CAIRN_F16, false},
+              {AMP_O1, CAIRN_BF16, false},
+              {AMP_O2, CAIRN_F16, false},
+              {AMP_O2, CAIRN_BF16, false},
+              {AMP_O3, CAIRN_F16, false},
+              {AMP_O3, CAIRN_BF16, false},
+              {AMP_O3, CAIRN_BF16, true}};
+enum { NUM_LEVELS = sizeof(levels) / sizeof(levels[0]) };
+
+struct setup {
+    enum kind kind;
+    struct level level;
+    bool shards, late; /* late: the optimizer is made after ddp */
+    bool clips, accumulates, unsynced, overflows, uses_some;
+    size_t bucket_nbytes;
+};
+
+struct training {
+    cairn_env *env;
+    const struct setup *s;
+    cairn_module *model;
+    struct cairn_param_set *set;
+    cairn_optimizer *optimizer;
+    amp_context *amp;
+    ddp_context *net;
+};
+
+static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
+}
+
+static cairn_status make_optimizer(struct training *t) {
+    struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
+    struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
+    struct cairn_lion_options lion = CAIRN_LION_OPTIONS_INIT;
+    sgd.lr = 0.05, sgd.momentum = 0.9, adam.lr = lion.lr = 0.01;
+    if (t->s->kind == SGD) return cairn_sgd_create(t->set, &sgd, &t->optimizer);
+    if (t->s->kind == ADAM) return cairn_adam_create(t->set, &adam, &t->optimizer);
+    return cairn_lion_create(t->set, &lion, &t->optimizer);
+}
+
+static char *begin(struct training *t, cairn_env *env, const struct setup *s) {
+    const struct level *l = &s->level;
+    *t = (struct training){.env = env, .s = s, .model = make_mlp(env, IN, HIDDEN, OUT)};
+    EXPECT(t->model != NULL);
+    t->set = cairn_module_params(t->model);
+    for (size_t i = 0; i < t->set->count; i++) { /* the same in both trainings */
+        float *const w = t->set->params[i]->data;
+        for (size_t e = 0; e < t->set->params[i]->n; e++) w[e] = (float)((i * 7 + e * 13) % 61) / 122 - 0.25f;
+    }
+    if (!s->late) EXPECT_OK(make_optimizer(t));
+    if (l->level)
+        EXPECT_OK(amp_initialize(env, t->model, t->optimizer,
+                                 amp_options(.opt_level = l->level, .half_type = l->half, .verbosity = -1,
+                                             .stochastic_rounding = l->stochastic ? CAIRN_ON : CAIRN_DEFAULT,
+                                             .loss_scale = l->level == AMP_O0 ? 0 : 128),
+                                 &t->amp));
+    EXPECT_OK(ddp_create(t->model, cairn_env_group(env),
+                         ddp_options(.bucket_nbytes = s->bucket_nbytes,
+                                     .find_unused_parameters = s->uses_some ? CAIRN_ON : CAIRN_DEFAULT,
+                                     .shard_optimizer = s->shards ? CAIRN_ON : CAIRN_DEFAULT),
+                         &t->net));
+    if (s->late) EXPECT_OK(make_optimizer(t));
+    return NULL;
+}
+
+static void end(struct training *t) {
+    ddp_destroy(&t->net);
+    amp_destroy(&t->amp);
+    cairn_optimizer_destroy(&t->optimizer);
+    cairn_module_destroy(&t->model);
+}
+
+static cairn_tensor *make_loss(struct training *t, int step) {
+    static _Thread_local float x[ROWS * IN + 4], y[ROWS * OUT + 4];
+    const uint64_t which = (uint64_t)(step * 16 + cairn_env_rank(t->env));
+    for (uint64_t i = 0; 4 * i < ROWS * IN; i++) cairn__normal4(cairn__philox(5, i, 2 * which), x + 4 * i);
+    for (uint64_t i = 0; 4 * i < ROWS * OUT; i++) cairn__normal4(cairn__philox(5, i, 2 * which + 1), y + 4 * i);
+    if (t->s->overflows && step == 3 && cairn_env_rank(t->env) == 0) x[1] = INFINITY;
+    cairn_tensor *xs = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(ROWS, IN), x);
+    cairn_tensor *ys = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(ROWS, OUT), y);
+    return cairn_mse_loss(ddp_forward(t->net, xs), ys);
+}
+
+static char *backward(struct training *t, int step) {
+    cairn_tensor *loss = make_loss(t, step);
+    EXPECT_OK(t->amp ? amp_backward(t->amp, loss, t->optimizer) : cairn_backward(loss));
+    return NULL;
+}
+
+static char *train_step(struct training *t, int step) {
+    cairn_zero_grad(t->optimizer);
+    if (t->s->unsynced) {
+        EXPECT_OK(ddp_no_sync(t->net, 1));
+        PASS(backward(t, step + 100));
+        EXPECT_OK(ddp_no_sync(t->net, 0));
+    }
+    if (t->s->accumulates) PASS(backward(t, step + 200));
+    PASS(backward(t, step));
+    if (t->s->clips) EXPECT_OK(cairn_clip_grad_norm(t->optimizer, 0.1, NULL));
+    EXPECT_OK(cairn_step(t->optimizer));
+    return NULL;
+}
+
+/* ---- all values that a training ends with ---- */
+
+struct values {
+    size_t n;
+    float at[MAX_VALUES];
+    size_t nbytes; /* of weights as they are stored */
+    _Alignas(float) char weights[4 * MAX_VALUES];
+};
+
+static void take_floats(struct values *v, const float *from, size_t n) {
+    for (size_t i = 0; from && i < n; i++) v->at[v->n++] = from[i];
+}
+
+static void take_weights(struct values *v, const struct training *t) {
+    v->nbytes = 0;
+    for (size_t i = 0; i < t->set->count; i++) {
+        const struct cairn__param *p = t->set->params[i];
+        const size_t nbytes = p->n * cairn_dtype_nbytes(p->dtype);
+        memcpy(v->weights + v->nbytes, p->data, nbytes);
+        v->nbytes += nbytes;
+    }
+}
+
+/* Masters and moments, when they are whole. */
+static void take_arrays(struct values *v, const struct training *t) {
+    v->n = 0;
+    for (size_t i = 0; i < t->set->count; i++) {
+        const struct cairn__param *p = t->set->params[i];
+        for (int k = 0; k < CAIRN__PARAM_ARRAYS; k++) take_floats(v, cairn__param_array(p, k), p->n);
+    }
+}
+
+static char *expect_same_values(const struct values *a, const struct values *b) {
+    EXPECT(a->nbytes == b->nbytes && memcmp(a->weights, b->weights, a->nbytes) == 0);
+    EXPECT(a->n == b->n && memcmp(a->at, b->at, a->n * sizeof(a->at[0])) == 0);
+    return NULL;
+}
+
+static char *train(cairn_env *env, const struct setup *s, struct values *out) {
+    struct training t;
+    PASS(begin(&t, env, s));
+    for (int step = 0; step < STEPS; step++) PASS(train_step(&t, step));
+    EXPECT(s->overflows == (cairn_optimizer_skipped(t.optimizer) > 0));
+    take_weights(out, &t);
+    ddp_destroy(&t.net); /* which makes all whole */
+    EXPECT(t.net == NULL);
+    take_arrays(out, &t);
+    end(&t);
+    return NULL;
+}
+
+static char *expect_equal(cairn_env *env, const struct setup *s) {
+    struct setup with = *s;
+    struct values *v = calloc(2, sizeof(*v));
+    EXPECT(v != NULL);
+    with.shards = true;
+    PASS(train(env, s, &v[0]));
+    PASS(train(env, &with, &v[1]));
+    PASS(expect_same_values(&v[0], &v[1]));
+    free(v);
+    return NULL;
+}
+
+/* ---- equal bits ---- */
+
+static char *train_every_level(cairn_env *env, void *ctx) {
+    (void)ctx;
+    for (int kind = 0; kind < NUM_KINDS; kind++) {
+        for (int l = 0; l < NUM_LEVELS; l++) {
+            const struct setup s = {.kind = (enum kind)kind, .level = levels[l], .bucket_nbytes = l % 2 ? 600 : 0};
+            PASS(expect_equal(env, &s));
+        }
+    }
+    return NULL;
+}
+
+static void bits_are_those_without_shards_at_every_level(void **state) {
+    (void)state;
+    for (int p = 1; p <= 4; p++) run_ranks(p, train_every_level, NULL);
+}
+
+static char *train_other_ways(cairn_env *env, void *ctx) {
+    (void)ctx;
+    const struct level o2 = {AMP_O2, CAIRN_F16, false}, none = {0, 0, false};
+    const struct setup cases[] = {{.kind = ADAM, .level = none, .late = true, .bucket_nbytes = 1},
+                                  {.kind = ADAM, .level = o2, .accumulates = true},
+                                  {.kind = SGD, .level = none, .accumulates = true, .bucket_nbytes = 300},
+                                  {.kind = ADAM, .level = o2, .unsynced = true},
+                                  {.kind = LION, .level = o2, .unsynced = true, .accumulates = true},
+                                  {.kind = SGD, .level = o2, .overflows = true, .bucket_nbytes = 300},
+                                  {.kind = ADAM, .level = o2, .overflows = true, .accumulates = true},
+                                  {.kind = LION, .level = o2, .uses_some = true}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) PASS(expect_equal(env, &cases[i]));
+    return NULL;
+}
+
+static void bits_are_those_without_shards_however_gradients_come(void **state) {
+    (void)state;
+    for (int p = 2; p <= 4; p++) run_ranks(p, train_other_ways, NULL);
+}
+
+/* ---- memory ---- */
+
+static char *expect_a_share(cairn_env *env, void *ctx) {
+    const struct setup s = {.kind = ADAM, .level = {AMP_O2, CAIRN_F16, false}, .shards = true};
+    struct training t;
+    size_t mine = 0, all = 0, most;
+    (void)ctx;
+    PASS(begin(&t, env, &s));
+    for (size_t i = 0; i < t.set->count; i++) {
+        mine += cairn__param_shard(t.set->params[i]).n;
+        all += t.set->params[i]->n;
+    }
+    most = all / (size_t)cairn_env_size(env) + 32 * (t.set->count + 1);
+    EXPECT(mine <= most);
+    end(&t);
+    return NULL;
+}
+
+static void a_rank_has_its_share_of_the_state(void **state) {
+    (void)state;
+    for (int p = 2; p <= 4; p++) run_ranks(p, expect_a_share, NULL);
+}
+
+/* ---- refusals ---- */
+
+static char *expect_refusals(cairn_env *env, void *ctx) {
+    const struct setup s = {.kind = ADAM, .level = {AMP_O2, CAIRN_F16, false}, .shards = true};
+    struct training t;
+    cairn_param masters[4];
+    (void)ctx;
+    PASS(begin(&t, env, &s));
+    EXPECT_REFUSED(cairn_optimizer_masters(t.optimizer, masters, 4), CAIRN_ENOTSUP, "shard_optimizer");
+    EXPECT(cairn_param_master(t.set, 0) == NULL);
+    EXPECT_REFUSED(cairn_param_changed(t.set, 0, 1), CAIRN_ENOTSUP, "shard_optimizer");
+    EXPECT_REFUSED(cairn_param_require_grad(t.set, 0, 0), CAIRN_ENOTSUP, "shard_optimizer");
+    EXPECT_REFUSED(ddp_register_comm_hook(t.net, ddp_noop_hook()), CAIRN_ENOTSUP, "shard_optimizer");
+    EXPECT_OK(ddp_no_sync(t.net, 1));
+    PASS(backward(&t, 0));
+    EXPECT_REFUSED(cairn_step(t.optimizer), CAIRN_ESTATE, "unsynced");
+    EXPECT_OK(ddp_no_sync(t.net, 0));
+    PASS(train_step(&t, 1));
+    end(&t);
+    return NULL;
+}
+
+static void what_does_not_fit_is_refused(void **state) {
+    (void)state;
+    run_ranks(2, expect_refusals, NULL);
+}
+
+static char *create_with_wire(cairn_env *env, void *ctx) {
+    cairn_module *model = make_mlp(env, IN, HIDDEN, OUT);
+    ddp_context *net = NULL;
+    (void)ctx;
+    EXPECT_REFUSED(ddp_create(model, cairn_env_group(env), ddp_options(.shard_optimizer = CAIRN_ON, .wire = CAIRN_BF16),
+                              &net),
+                   CAIRN_ENOTSUP, "wire");
+    EXPECT_REFUSED(ddp_reducer_create(model, cairn_env_group(env), ddp_options(.shard_optimizer = CAIRN_ON), &net),
+                   CAIRN_ENOTSUP, "ddp_reducer_create");
+    EXPECT_REFUSED(ddp_create(model, cairn_env_group(env),
+                              ddp_options(.shard_optimizer = cairn_env_rank(env) ? CAIRN_ON : CAIRN_OFF), &net),
+                   CAIRN_EPEER, "shard_optimizer");
+    cairn_module_destroy(&model);
+    return NULL;
+}
+
+static void options_that_contradict_are_refused(void **state) {
+    (void)state;
+    run_ranks(2, create_with_wire, NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bits_are_those_without_shards_at_every_level),
+        cmocka_unit_test(bits_are_those_without_shards_however_gradients_come),
+        cmocka_unit_test(a_rank_has_its_share_of_the_state),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(options_that_contradict_are_refused),
+    };
+    cairn_set_log(be_quiet, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
