@@ -114,7 +114,8 @@ class Needs(unittest.TestCase):
 
     def test_without_a_build_quickstart_is_named(self):
         for tool in ["cairn-bench", "ops"], ["cairn-bench", "ddp"], ["cairn-bench", "allreduce"], \
-                ["cairn-bench", "plan"], ["bench-quickstart"], ["bench-pipeline"]:
+                ["cairn-bench", "optim"], ["cairn-bench", "plan"], ["bench-quickstart"], \
+                ["bench-pipeline"]:
             done = subprocess.run([sys.executable, f"{SOURCE}/tools/{tool[0]}", *tool[1:], "--build",
                                    self.top + "/none"], capture_output=True, text=True, timeout=PATIENCE, check=False)
             self.assertEqual(done.returncode, 1)

@@ -61,6 +61,31 @@ def program(folder, target):
     return os.path.abspath(os.path.join(folder, target))
 
 
+class Worker:
+    """A program of a build, on one thread, that answers a line by lines, the last of which is "end"."""
+
+    def __init__(self, folder, target, variables=()):
+        self.name = os.path.basename(target)
+        self.process = subprocess.Popen([program(folder, target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **dict(variables)})
+
+    def ask(self, *words):
+        try:
+            self.process.stdin.write("\t".join(map(str, words)) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it said before is still there
+        lines = []
+        for line in self.process.stdout:
+            if line == "end\n":
+                return lines
+            lines.append(line.rstrip("\n"))
+        raise Missing(f"{self.name} ended in {words[0]}; what it said is above")
+
+    def end(self):
+        self.process.communicate()
+
+
 def why_failed(done):
     """What a program that failed said, or else how it ended. done: a CompletedProcess with stderr as text."""
     said = done.stderr.strip()[-1000:]
@@ -103,6 +128,18 @@ def find_torch(wanted):
         refused = refused or why
     raise Missing(refused or f"{wanted} cannot import torch and numpy" if wanted else
                   refused or "no Python here can import torch and numpy (tools/install-peers installs them)")
+
+
+def enter_torch(wanted):
+    """This process becomes that of find_torch's Python, and starts anew, where it is not; else why there is none."""
+    try:
+        torch = find_torch(wanted)
+    except Missing as why:
+        return why
+    if torch.prefix != sys.prefix:
+        sys.stdout.flush()
+        os.execvp(torch.python, [torch.python] + sys.argv)
+    return None
 
 
 # ---- the machine ----

@@ -1,0 +1,265 @@
+/* The worker of `tools/cairn-bench optim`: takes steps of an optimizer, one pass over parameters of one type, and runs
+ * beside them loops that read and write the same arrays and compute nothing. It answers lines on stdin, each reply ends
+ * with "end":
+ *
+ *     list                                  a line an optimizer: name | its twin in PyTorch
+ *     start NAME TYPE N TENSORS STEPS       TYPE: of weights and gradients; halves have f32 masters. "bytes N" that an
+ *                                           update of a parameter reads and writes; the hash of all weights after STEPS
+ *                                           steps; "w X" for each of some f32 weights, evenly spaced
+ *     step                                  "us N", processor time
+ *     pass                                  "us N" for each loop
+ *
+ * Weights and gradients are those of value(k, i), of which the driver gives PyTorch the same. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../bench.h"
+#include "../kernels/kcheck.h"
+#include "cairn/cairn.h"
+#include "core/hash.h"
+#include "optim/optim.h"
+#include "param/param.h"
+
+enum { MOST_TENSORS = 1000, SHOWN = 1000, STREAMS = 3 + CAIRN__MAX_STATES };
+
+/* ---- optimizers ---- */
+
+static cairn_status create_sgd(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_sgd_create(set, NULL, out);
+}
+
+static cairn_status create_momentum(cairn_param_set *set, cairn_optimizer **out) {
+    struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
+    h.momentum = 0.9;
+    return cairn_sgd_create(set, &h, out);
+}
+
+static cairn_status create_adam(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_adam_create(set, NULL, out);
+}
+
+static cairn_status create_adamw(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_adamw_create(set, NULL, out);
+}
+
+static cairn_status create_amsgrad(cairn_param_set *set, cairn_optimizer **out) {
+    struct cairn_adam_options h = CAIRN_ADAMW_OPTIONS_INIT;
+    h.amsgrad = CAIRN_ON;
+    return cairn_adamw_create(set, &h, out);
+}
+
+static cairn_status create_lion(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_lion_create(set, NULL, out);
+}
+
+static cairn_status create_adagrad(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_adagrad_create(set, NULL, out);
+}
+
+static const struct entry {
+    const char *name;
+    cairn_status (*create)(cairn_param_set *set, cairn_optimizer **out);
+    const char *torch; /* over the tensors p; "-": it has none */
+} entries[] = {
+    {"SGD", create_sgd, "torch.optim.SGD(p, lr=1e-3, fused=True)"},
+    {"SGD with momentum", create_momentum, "torch.optim.SGD(p, lr=1e-3, momentum=0.9, fused=True)"},
+    {"Adam", create_adam, "torch.optim.Adam(p, fused=True)"},
+    {"AdamW", create_adamw, "torch.optim.AdamW(p, fused=True)"},
+    {"AdamW with amsgrad", create_amsgrad, "torch.optim.AdamW(p, amsgrad=True, fused=True)"},
+    {"Lion", create_lion, "-"},
+    {"Adagrad", create_adagrad, "torch.optim.Adagrad(p, fused=True)"},
+};
+enum { ENTRIES = sizeof(entries) / sizeof(entries[0]) };
+
+/* ---- a training without a model ---- */
+
+static struct training {
+    cairn_env *env;
+    cairn_param_set *set;
+    cairn_optimizer *optimizer;
+    struct cairn__param *params[MOST_TENSORS];
+    int tensors;
+    size_t n; /* of all tensors together */
+} training;
+
+/* In [-0.5, 0.5). */
+static float value(uint32_t k, size_t i) {
+    const uint32_t bits = ((uint32_t)i + 1) * 2654435761u + k * 40503u * 65537u;
+    return (float)(bits >> 8) * 0x1p-24f - 0.5f;
+}
+
+static void write_gradient(struct cairn__param *p, size_t begin) {
+    void *slot = NULL;
+    const struct cairn__dtype *type = cairn__dtype(p->dtype);
+    done(cairn__grad_begin_write(p->gradient, &slot));
+    for (size_t i = 0; i < p->n; i++) type->from_f32((char *)slot + i * type->nbytes, value(1, begin + i));
+    cairn__param_grad_ready(p);
+}
+
+/* The gradients of the last step are still there. */
+static void write_gradients_again(void) {
+    void *slot = NULL;
+    cairn_zero_grad(training.optimizer);
+    for (int t = 0; t < training.tensors; t++) {
+        done(cairn__grad_begin_write(training.params[t]->gradient, &slot));
+        cairn__param_grad_ready(training.params[t]);
+    }
+}
+
+static void make_params(cairn_dtype type) {
+    const size_t each = training.n / (size_t)training.tensors;
+    char name[24];
+    done(cairn__param_set_new(training.env, &training.set));
+    for (int t = 0; t < training.tensors; t++) {
+        snprintf(name, sizeof(name), "tensor%d", t);
+        done(cairn__param_set_add(training.set, name, 1, (int64_t[]){(int64_t)each}, false, &training.params[t]));
+        float *w = training.params[t]->data;
+        for (size_t i = 0; i < each; i++) w[i] = value(0, (size_t)t * each + i);
+    }
+    if (type != CAIRN_F32) done(cairn__param_set_to_half(training.set, type, true, false));
+    for (int t = 0; t < training.tensors; t++) write_gradient(training.params[t], (size_t)t * each);
+}
+
+static void tear_down(void) {
+    cairn_optimizer_destroy(&training.optimizer);
+    cairn_param_set_destroy(&training.set);
+}
+
+/* ---- what came of it ---- */
+
+static uint64_t hash(uint64_t h, const void *x, size_t nbytes) {
+    for (size_t i = 0; i + 8 <= nbytes; i += 8) {
+        uint64_t word;
+        memcpy(&word, (const char *)x + i, sizeof(word));
+        h = cairn__hash_word(h, word);
+        h ^= h >> 29; /* high bits, of which products alone make no low ones */
+    }
+    return h;
+}
+
+static const float *f32_of(const struct cairn__param *p) {
+    return p->master ? p->master : p->data;
+}
+
+static void print_weights(void) {
+    uint64_t h = CAIRN__HASH_START;
+    for (int t = 0; t < training.tensors; t++) {
+        const struct cairn__param *p = training.params[t];
+        h = hash(h, f32_of(p), p->n * sizeof(float));
+        if (p->master) h = hash(h, p->data, p->n * cairn_dtype_nbytes(p->dtype));
+    }
+    printf("hash %016" PRIx64 "\n", h);
+    const size_t each = training.n / (size_t)training.tensors;
+    for (size_t k = 0; k < SHOWN; k++) {
+        const size_t i = k * training.n / SHOWN;
+        printf("w %.9g\n", (double)f32_of(training.params[i / each])[i % each]);
+    }
+}
+
+/* ---- the loops ---- */
+
+/* What an update of the parameter reads and writes. */
+static int streams_of(int t, struct limit_stream *out) {
+    const struct cairn__optim_item *item = &training.optimizer->arrays.items[t];
+    const size_t width = cairn_dtype_nbytes(training.params[t]->dtype);
+    int count = 0;
+    out[count++] = (struct limit_stream){READ, width, (unsigned char *)(uintptr_t)item->grad};
+    out[count++] = (struct limit_stream){UPDATED, sizeof(float), item->weights};
+    if (item->half) out[count++] = (struct limit_stream){WRITTEN, width, item->half};
+    for (int s = 0; s < CAIRN__MAX_STATES && item->state[s]; s++)
+        out[count++] = (struct limit_stream){UPDATED, sizeof(float), (unsigned char *)item->state[s]};
+    return count;
+}
+
+static size_t bytes_a_parameter(void) {
+    struct limit_stream streams[STREAMS];
+    const int count = streams_of(0, streams);
+    size_t nbytes = 0;
+    for (int s = 0; s < count; s++) nbytes += streams[s].width * (streams[s].role == UPDATED ? 2 : 1);
+    return nbytes;
+}
+
+static limit_fn best_limit(void) {
+#if defined(__x86_64__)
+    if (cairn__cpu_detect() & CAIRN__CPU_AVX512) return limit_avx512;
+    if (cairn__cpu_detect() & CAIRN__CPU_AVX2) return limit_avx2;
+#endif
+    return limit_generic;
+}
+
+static void pass_over_all(int nontemporal, size_t elements) {
+    struct limit_stream streams[STREAMS];
+    for (int t = 0; t < training.tensors; t++)
+        best_limit()(streams, streams_of(t, streams), training.params[t]->n, nontemporal, elements);
+}
+
+/* ---- lines ---- */
+
+static double cpu_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static double time_step(void) {
+    write_gradients_again();
+    const double begin = cpu_us();
+    done(cairn_step(training.optimizer));
+    return cpu_us() - begin;
+}
+
+static void print_passes(void) {
+    for (int nontemporal = 0; nontemporal < 3; nontemporal++) {
+        for (size_t elements = 64; elements <= 512; elements *= 8) {
+            const double begin = cpu_us();
+            pass_over_all(nontemporal, elements);
+            printf("us %.2f\n", cpu_us() - begin);
+        }
+    }
+}
+
+static cairn_dtype type_of(const char *name) {
+    return strcmp(name, "bf16") == 0 ? CAIRN_BF16 : strcmp(name, "f16") == 0 ? CAIRN_F16 : CAIRN_F32;
+}
+
+static void start(char *options) {
+    char name[32], type[8];
+    int steps = 0;
+    const struct entry *e = entries;
+    tear_down();
+    require(sscanf(options, "%31[^\t] %7s %zu %d %d", name, type, &training.n, &training.tensors, &steps) == 5 &&
+                training.tensors > 0 && training.tensors <= MOST_TENSORS &&
+                training.n % (size_t)training.tensors == 0 && training.n >= SHOWN,
+            "start takes NAME TYPE N TENSORS STEPS, N a multiple of TENSORS");
+    while (e < entries + ENTRIES && strcmp(e->name, name) != 0) e++;
+    require(e < entries + ENTRIES, "there is no such optimizer");
+    make_params(type_of(type));
+    done(e->create(training.set, &training.optimizer));
+    for (int s = 0; s < steps; s++) (void)time_step();
+    printf("bytes %zu\n", bytes_a_parameter());
+    print_weights();
+}
+
+static void answer(char *line) {
+    char *what = strtok(line, "\t\n"), *rest = strtok(NULL, "\n");
+    if (what && strcmp(what, "list") == 0) {
+        for (int i = 0; i < ENTRIES; i++) printf("%s | %s\n", entries[i].name, entries[i].torch);
+    }
+    if (what && strcmp(what, "start") == 0) start(rest ? rest : "");
+    if (what && strcmp(what, "step") == 0) printf("us %.2f\n", time_step());
+    if (what && strcmp(what, "pass") == 0) print_passes();
+    printf("end\n");
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    char line[256];
+    done(cairn_env_create(&argc, &argv, NULL, &training.env));
+    while (fgets(line, sizeof(line), stdin)) answer(line);
+    tear_down();
+    cairn_env_destroy(&training.env);
+    return 0;
+}
