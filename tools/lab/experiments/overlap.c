@@ -1,4 +1,6 @@
 /* All-reduces in time, by form, and steps whose reductions overlap with backward, beside cairn-plan's prediction. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,20 +187,26 @@ static int rank_main(int rank, void *job) {
 
 /* ---- prediction ---- */
 
-/* What one rank alone takes, as ddp writes it. */
+/* What one rank alone takes, as ddp writes it: into a pipe, which holds that much, and which ends with this process
+ * however it ends. */
 static cairn_status measure_profile(const struct job *of, struct profile *out, double *step_ns) {
-    char path[] = "/tmp/cairn-lab-XXXXXX";
+    char to[32], from[32];
+    int ends[2] = {-1, -1};
     struct job job = *of;
     cairn_status st = CAIRN_OK;
-    const int file = mkstemp(path);
-    REQUIRE(file >= 0, CAIRN_ESYSTEM, "no file can be made in /tmp for a profile");
-    close(file);
-    job.profile = path;
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0, CAIRN_ESYSTEM, "no pipe can be made for a profile: %s", strerror(errno));
+    snprintf(from, sizeof(from), "/proc/self/fd/%d", ends[0]);
+    snprintf(to, sizeof(to), "/proc/self/fd/%d", ends[1]);
+    job.profile = to;
     TRY(cairn_spawn_threads(rank_main, &job, 1, cairn_spawn_threads_options(.num_threads = 1)));
     *step_ns = job.steps[0];
-    if (!profile_read(path, out)) st = cairn__fail(CAIRN_EINTERNAL, "the profile that ddp wrote cannot be read");
+    close(ends[1]);
+    ends[1] = -1;
+    if (!profile_read(from, out)) st = cairn__fail(CAIRN_EINTERNAL, "the profile that ddp wrote cannot be read");
 out:
-    unlink(path);
+    for (int i = 0; i < 2; i++) {
+        if (ends[i] >= 0) close(ends[i]);
+    }
     return st;
 }
 
