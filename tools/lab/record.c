@@ -28,17 +28,21 @@ static cairn_status refuse_line(const struct place *p, const char *why) {
 
 /* ---- finding and making entries ---- */
 
+/* Steps name the tensors in one order, so the search begins behind the last that was found. */
 static cairn_status find_tensor(struct record *r, enum tensor_kind kind, const char *name, struct tensor_record **out) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < r->num_tensors; i++) {
+    for (size_t k = 0; k < r->num_tensors; k++) {
+        const size_t i = (r->next_tensor + k) % r->num_tensors;
         *out = &r->tensors[i];
-        if ((*out)->kind == kind && strcmp((*out)->name, name) == 0) return CAIRN_OK;
+        if ((*out)->kind != kind || strcmp((*out)->name, name) != 0) continue;
+        r->next_tensor = i + 1;
+        return CAIRN_OK;
     }
     TRY(cairn__grow((void **)&r->tensors, &r->tensors_room, r->num_tensors + 1, sizeof(*r->tensors)));
     *out = &r->tensors[r->num_tensors];
     **out = (struct tensor_record){.kind = kind};
     TRY(cairn__strdup(name, &(*out)->name));
-    r->num_tensors++;
+    r->next_tensor = ++r->num_tensors;
 out:
     return st;
 }

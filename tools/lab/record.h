@@ -48,6 +48,7 @@ struct record {
     struct scalar_record *scalars;
     struct fact *facts; /* of the first rank; "ranks" and "every" among them */
     size_t num_tensors, num_scalars, num_facts, tensors_room, scalars_room, facts_room;
+    size_t next_tensor; /* where the next line's is likely */
     int ranks;
 };
 
