@@ -107,6 +107,7 @@ class Runs(Lab):
         self.assertEqual(len(rows), 1 + 3 * 8)  # powers of two up to 64, and 100
         told = json.loads(self.read("lab/running-sum/result.json"))
         self.assertEqual(told["settings"], {"terms": "100", "seed": "1"})
+        self.assertEqual(f"cairn-lab {told['cairn']}\n", self.call("--version")[1])
         self.assertEqual([f["verdict"] for f in told["findings"]], ["holds"] * 3)
 
     def test_the_same_seed_gives_the_same_bytes(self):
@@ -174,6 +175,14 @@ class Runs(Lab):
             self.assertEqual(code, 1)
             self.assertIn("running-sum/" + name, errors)
             self.assertNotIn("is complete", self.run_small())
+
+    def test_a_result_that_names_no_version_is_read(self):
+        self.run_small()
+        told = json.loads(self.read("lab/running-sum/result.json"))
+        del told["cairn"]
+        self.write("lab/running-sum/result.json", told)
+        self.assertEqual(self.call("report")[0], 0)
+        self.assertIn("is complete", self.run_small())
 
     def test_a_result_under_another_name_is_refused(self):
         self.run_small()

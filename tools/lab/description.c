@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 
+#include "core/alloc.h"
 #include "core/status.h"
 
 static const char FORMAT[] = "cairn-lab-result";
@@ -57,10 +58,10 @@ cairn_status description_make(const struct lab_result *r, char **text) {
     const bool is_complete = json_object_size(settings) == r->num_settings &&
                              json_array_size(tables) == r->num_tables && json_array_size(pictures) == r->num_pictures &&
                              json_array_size(findings) == r->num_findings;
-    json_t *root =
-        json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "format", FORMAT, "version", VERSION,
-                  "name", r->name, "question", r->question, "method", r->method, "expected", r->expected, "source",
-                  r->source, "settings", settings, "findings", findings, "tables", tables, "pictures", pictures);
+    json_t *root = json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "format", FORMAT,
+                             "version", VERSION, "cairn", r->cairn, "name", r->name, "question", r->question, "method",
+                             r->method, "expected", r->expected, "source", r->source, "settings", settings, "findings",
+                             findings, "tables", tables, "pictures", pictures);
     *text = is_complete && root ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     REQUIRE(*text, CAIRN_EINVAL, "%s: its description cannot be written: a text is not UTF-8, or memory ran out",
@@ -163,17 +164,21 @@ out:
 }
 
 static cairn_status read_root(const char *file, json_t *root, struct lab_result *out) {
-    const char *format, *name, *question, *method, *expected, *source, *key;
+    const char *format, *name, *question, *method, *expected, *source, *key, *cairn = "";
     json_t *settings, *tables, *pictures, *findings, *value;
     int version;
     cairn_status st = CAIRN_OK;
-    UNPACK(file, "the file", root, "{s:s, s:i, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "format", &format,
-           "version", &version, "name", &name, "question", &question, "method", &method, "expected", &expected,
-           "source", &source, "settings", &settings, "findings", &findings, "tables", &tables, "pictures", &pictures);
+    UNPACK(file, "the file", root, "{s:s, s:i, s?:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "format", &format,
+           "version", &version, "cairn", &cairn, "name", &name, "question", &question, "method", &method, "expected",
+           &expected, "source", &source, "settings", &settings, "findings", &findings, "tables", &tables, "pictures",
+           &pictures);
     REQUIRE(strcmp(format, FORMAT) == 0 && version == VERSION, CAIRN_EINVAL,
             "%s is '%s' of version %d; this cairn-lab reads '%s' of version %d: run the experiment with --again", file,
             format, version, FORMAT, VERSION);
     TRY(result_init(out, name, question, method, expected, source));
+    cairn__free(out->cairn);
+    out->cairn = NULL;
+    TRY(cairn__strdup(cairn, &out->cairn));
     json_object_foreach(settings, key, value) {
         REQUIRE(json_is_string(value), CAIRN_EINVAL, "%s: the setting '%s' is no text", file, key);
         result_add_setting(out, key, json_string_value(value));

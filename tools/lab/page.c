@@ -197,6 +197,7 @@ static cairn_status put_result(FILE *out, const char *folder, const struct lab_r
     put_fact(out, "method", r->method);
     put_fact(out, "expected", r->expected);
     put_fact(out, "source", r->source);
+    put_fact(out, "Cairn", r->cairn);
     put_settings(out, r);
     put_command(out, folder, r);
     fputs("</dl>\n</section>\n", out);

@@ -40,6 +40,7 @@ cairn_status result_init(struct lab_result *r, const char *name, const char *que
     r->method = copy_text(&r->failed, method ? method : "");
     r->expected = copy_text(&r->failed, expected ? expected : "");
     r->source = copy_text(&r->failed, source ? source : "");
+    r->cairn = copy_text(&r->failed, cairn_version_string());
     return r->failed;
 }
 
@@ -70,7 +71,7 @@ void result_free(struct lab_result *r) {
         cairn__free(r->settings[i].name);
         cairn__free(r->settings[i].value);
     }
-    char *const texts[] = {r->name, r->question, r->method, r->expected, r->source};
+    char *const texts[] = {r->name, r->question, r->method, r->expected, r->source, r->cairn};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) cairn__free(texts[i]);
     cairn__free(r->tables);
     cairn__free(r->pictures);

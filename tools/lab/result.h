@@ -33,6 +33,7 @@ struct lab_setting {
 
 struct lab_result {
     char *name, *question, *method, *expected, *source; /* "" where there is none */
+    char *cairn;                                        /* version that made it; "" of files that do not say so */
     struct lab_setting *settings;                       /* options, "seed" the last */
     struct lab_table **tables;
     struct lab_picture *pictures; /* own texts */
@@ -42,8 +43,8 @@ struct lab_result {
     cairn_status failed; /* the first failure of a function that fills it; its message is cairn_last_error */
 };
 
-/* NULL texts become "". Free with result_free also where it fails. Errors: CAIRN_EINVAL a name that is not of letters,
- * digits and '-'; CAIRN_ENOMEM. */
+/* Of this version. NULL texts become "". Free with result_free also where it fails. Errors: CAIRN_EINVAL a name that is
+ * not of letters, digits and '-'; CAIRN_ENOMEM. */
 cairn_status result_init(struct lab_result *r, const char *name, const char *question, const char *method,
                          const char *expected, const char *source);
 void result_free(struct lab_result *r);
