@@ -18,10 +18,6 @@ void cairn__layer_range(cairn_dtype dtype, double *least, double *most) {
     *most = dtype == CAIRN_F16 ? 65504 : dtype == CAIRN_BF16 ? 0x1.fep127 : (double)FLT_MAX;
 }
 
-static double between(double least, double x, double most) {
-    return x < least ? least : x > most ? most : x;
-}
-
 /* The power of two at or below x > 0. */
 static double power_below(double x) {
     int exponent;
@@ -54,8 +50,8 @@ void cairn__layer_scales_next(const struct cairn__layer_rule *rule, const struct
         } else if (g->least > 0) {
             next = 2 * a[i];
         }
-        next = between(1 / rule->max_layer_scale, next, rule->max_layer_scale);
-        a[i] = between(1 / rule->max_scale / above, next, rule->max_scale / above);
+        next = fmax(1 / rule->max_layer_scale, fmin(next, rule->max_layer_scale));
+        a[i] = fmax(1 / rule->max_scale / above, fmin(next, rule->max_scale / above));
         above *= a[i];
     }
     if (count) a[0] = 1;

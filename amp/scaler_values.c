@@ -2,6 +2,7 @@
 #include "scaler.h"
 
 #include <float.h>
+#include <math.h>
 #include <stddef.h>
 
 #include "core/options.h"
@@ -101,10 +102,6 @@ static double held(amp_scaler_kind kind, double scale) {
     return kind == AMP_SCALER_TORCH || kind == AMP_SCALER_MEGATRON ? (float)scale : scale;
 }
 
-static double clamped(double scale, double min, double max) {
-    return scale < min ? min : scale > max ? max : scale;
-}
-
 /* ---- states ---- */
 
 void cairn__scaler_state_show(const struct cairn__scaler_state *s, struct amp_scaler_state *out) {
@@ -178,7 +175,7 @@ cairn_status cairn__scaler_state_take(const struct amp_scaler_state *s, const ch
             (long long)s->updates);
     const double min = held(s->kind, s->min_scale), max = held(s->kind, s->max_scale);
     *out = (struct cairn__scaler_state){
-        .scale = clamped(held(s->kind, s->scale), min, max),
+        .scale = fmax(min, fmin(held(s->kind, s->scale), max)),
         .unskipped = s->growth_tracker,
         .user = {s->user[0], s->user[1], s->user[2], s->user[3]},
         .hysteresis_left = is_own ? s->hysteresis_left : between(0, s->hysteresis_left, s->hysteresis),
