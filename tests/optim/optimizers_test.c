@@ -340,6 +340,69 @@ static void padding_of_older_options_is_no_switch(void **state) {
     cairn_param_set_destroy(&set);
 }
 
+/* ---- apex's ---- */
+
+/* A weight of 2 after two steps at a rate of 0.01 with gradients of 0.5 and -0.25 and a decay of 0.1, by the formulas
+ * of apex/optimizers/fused_{adam,sgd,adagrad}.py at cb65b8ed^, computed apart from Cairn. */
+static const struct apex_case {
+    enum kind kind;
+    bool adam_w_mode, leaves_bias, nesterov, decays_last; /* adam_w_mode: Adagrad's adagrad_w_mode, too */
+    double weights[2];
+} of_apex[] = {
+    {.kind = ADAM, .weights = {1.99000000014, 1.98385814153}},
+    {.kind = ADAM, .leaves_bias = true, .weights = {1.96837723768, 1.94238027793}},
+    {.kind = ADAM, .adam_w_mode = true, .weights = {1.9880000002, 1.98334862987}},
+    {.kind = ADAM, .adam_w_mode = true, .leaves_bias = true, .weights = {1.9663772434, 1.95309263586}},
+    {.kind = SGD, .weights = {1.993, 1.987207}},
+    {.kind = SGD, .nesterov = true, .weights = {1.9867, 1.98200527}},
+    {.kind = SGD, .decays_last = true, .weights = {1.993, 1.989007}},
+    {.kind = SGD, .nesterov = true, .decays_last = true, .weights = {1.9885, 1.9872115}},
+    {.kind = ADAGRAD, .weights = {1.99, 1.99072664541}},
+    {.kind = ADAGRAD, .adam_w_mode = true, .weights = {1.988, 1.99048413596}},
+};
+
+static cairn_switch on_if(bool on) {
+    return on ? CAIRN_ON : CAIRN_OFF;
+}
+
+static cairn_status create_as_apex(const struct apex_case *c, cairn_param_set *set, cairn_optimizer **out) {
+    struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
+    struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
+    struct cairn_adagrad_options adagrad = CAIRN_ADAGRAD_OPTIONS_INIT;
+    sgd.lr = adam.lr = adagrad.lr = 0.01;
+    sgd.weight_decay = adam.weight_decay = adagrad.weight_decay = 0.1;
+    sgd.momentum = 0.9;
+    sgd.nesterov = on_if(c->nesterov);
+    sgd.decay_after_momentum = on_if(c->decays_last);
+    adam.bias_correction = on_if(!c->leaves_bias);
+    adagrad.decoupled = on_if(c->adam_w_mode);
+    if (c->kind == SGD) return cairn_sgd_create(set, &sgd, out);
+    if (c->kind == ADAGRAD) return cairn_adagrad_create(set, &adagrad, out);
+    return (c->adam_w_mode ? cairn_adamw_create : cairn_adam_create)(set, &adam, out);
+}
+
+static void two_steps_are_those_of_apex(void **state) {
+    static const float gradients[] = {0.5f, -0.25f};
+    for (size_t i = 0; i < sizeof(of_apex) / sizeof(of_apex[0]); i++) {
+        float w = 2, g = 0;
+        cairn_param param = {.name = "w", .data = &w, .grad = &g, .dtype = CAIRN_F32, .ndim = 0};
+        cairn_param_set *set = NULL;
+        cairn_optimizer *o = NULL;
+        OK(cairn_param_set_create(*state, &param, 1, &set));
+        OK(create_as_apex(&of_apex[i], set, &o));
+        for (int t = 0; t < 2; t++) {
+            cairn_zero_grad(o);
+            g = gradients[t];
+            OK(cairn_grads_ready(set, 0, 1));
+            OK(cairn_step(o));
+            if (fabs((double)w - of_apex[i].weights[t]) > 0x1p-22)
+                fail_msg("case %zu, step %d: %.9g", i, t + 1, (double)w);
+        }
+        cairn_optimizer_destroy(&o);
+        cairn_param_set_destroy(&set);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lion_follows_its_double_model),
@@ -352,6 +415,7 @@ int main(void) {
         cmocka_unit_test(groups_by_rule_take_options_of_their_kind_alone),
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
         cmocka_unit_test(padding_of_older_options_is_no_switch),
+        cmocka_unit_test(two_steps_are_those_of_apex),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }
