@@ -1,8 +1,9 @@
 /* The rule of a chain's scales. */
 #include "layer_rule.h"
 
-#include <float.h>
 #include <math.h>
+
+#include "core/dtype.h"
 
 double cairn__normal_quantile(double share) {
     double low = 0, high = 40;
@@ -13,9 +14,12 @@ double cairn__normal_quantile(double share) {
     return low;
 }
 
+/* The significand of the largest is 2 less an ulp of 1, and the smallest is as many ulp of the least normal one. */
 void cairn__layer_range(cairn_dtype dtype, double *least, double *most) {
-    *least = dtype == CAIRN_F16 ? 0x1p-24 : dtype == CAIRN_BF16 ? 0x1p-133 : 0x1p-149;
-    *most = dtype == CAIRN_F16 ? 65504 : dtype == CAIRN_BF16 ? 0x1.fep127 : (double)FLT_MAX;
+    const struct cairn__dtype *type = cairn__dtype(dtype);
+    int exponent;
+    *least = type->min_normal * 2 * (1 - frexp(type->max, &exponent));
+    *most = type->max;
 }
 
 /* The power of two at or below x > 0. */

@@ -119,6 +119,21 @@ static void the_rule_follows_its_model_over_1000_random_sequences(void **state) 
 
 /* ---- numbers ---- */
 
+static void a_range_goes_from_the_smallest_subnormal_to_the_largest(void **state) {
+    (void)state;
+    static const struct {
+        cairn_dtype type;
+        double least, most;
+    } ranges[] = {{CAIRN_F32, 0x1p-149, 0x1.fffffep127},
+                  {CAIRN_F16, 0x1p-24, 65504},
+                  {CAIRN_BF16, 0x1p-133, 0x1.fep127}};
+    for (int i = 0; i < 3; i++) {
+        double least, most;
+        cairn__layer_range(ranges[i].type, &least, &most);
+        assert_true(least == ranges[i].least && most == ranges[i].most);
+    }
+}
+
 static struct cairn__layer_gradient gradient(cairn_dtype type, double deviation, double largest) {
     struct cairn__layer_gradient g = {.squares = deviation * deviation * 100, .largest = largest, .count = 100};
     cairn__layer_range(type, &g.least, &g.most);
@@ -204,6 +219,7 @@ static void nothing_is_known_before_a_backward(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_range_goes_from_the_smallest_subnormal_to_the_largest),
         cmocka_unit_test(the_rule_follows_its_model_over_1000_random_sequences),
         cmocka_unit_test(the_quantile_is_that_of_a_normal_magnitude),
         cmocka_unit_test(a_small_gradient_is_raised_until_its_share_underflows),
