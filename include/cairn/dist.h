@@ -19,10 +19,18 @@
  *           and the error then names each rank's call.
  * Numbers   Reductions are sums (products, ...) in rank order: f16, bf16 and f32 in f32, divided once for CAIRN_AVG,
  *           rounded once; f64 in f64; integers wrap around, and CAIRN_AVG truncates. CAIRN_MIN and CAIRN_MAX give NaN
- *           if any value is NaN. shm, mpi and gloo give the same bits, every rank the same, whatever an element's
- *           position; a run repeats exactly for the same number of ranks. nccl is the exception: equal bits on all
- *           ranks, at most p - 1 roundings, halves averaged by an exact power of two before and the rest after, NaNs of
- *           CAIRN_MIN and CAIRN_MAX as in NCCL; no GPU has run it yet.
+ *           if any value is NaN. shm, mpi and gloo give the same bits (but see Machines), every rank the same, whatever
+ *           an element's position; a run repeats exactly for the same ranks on the same machines. nccl is the
+ *           exception: equal bits on all ranks, at most p - 1 roundings, halves averaged by an exact power of two
+ *           before and the rest after, NaNs of CAIRN_MIN and CAIRN_MAX as in NCCL; no GPU has run it yet.
+ * Machines  where mpi or gloo joins ranks of several machines, and one of them has several, sums and averages of f16,
+ *           bf16 and f32 are made in two levels: over the ranks of each machine in rank order, then over the machines
+ *           in the order of their first ranks; all in f32, still divided and rounded once, the same bits on every rank
+ *           and in every reduction whatever its length. Where roundings show they are not the bits of one level, which
+ *           CAIRN_HIERARCHY=flat on any rank gives back. An all-reduce of more than 4 KiB then adds up in shared memory
+ *           first, and a byte of it passes a machine's link once each way however many ranks the machine has, rather
+ *           than once for each (f32 sums travel out, results of the array's type back: of halves three bytes for two).
+ *           The same ranks of every machine do so, as many as the machine with fewest has, each for a slice.
  * Progress  shm and mpi have no thread: posting is a store, and cairn_work_wait, cairn_work_test, every other call on
  *           any group of the environment and (through ddp) every backward node move all of them on. gloo has a thread a
  *           group ("cairn-gloo"), one more for each rank that messages go to or come from, and gloo's own. A long wait
@@ -115,10 +123,10 @@ CAIRN_API void cairn_group_abort(cairn_group *group);
 
 /* ---- memory ---- */
 
-/* Memory that the group reduces without copying it, zeroed, 64-byte aligned: on shm a memory segment that every rank
- * maps, on nccl registered with the communicator, elsewhere plain memory. Collective: every rank calls it with the same
- * nbytes. Freed by cairn_group_free, also collective, in the same order on every rank; what is left is freed with the
- * group.
+/* Memory that the group reduces without copying it, zeroed, 64-byte aligned: on shm, and where sums are in two levels,
+ * a memory segment that every rank of the machine maps, on nccl registered with the communicator, elsewhere plain
+ * memory. Collective: every rank calls it with the same nbytes. Freed by cairn_group_free, also collective, in the same
+ * order on every rank; what is left is freed with the group.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM and CAIRN_ESYSTEM where a rank got none: then no rank has any, and the group lives
  * on; CAIRN_ESTATE from free: a graph is alive that has recorded collectives of the group; CAIRN_EPEER;
  * CAIRN_ETIMEOUT. */
@@ -138,7 +146,7 @@ CAIRN_API cairn_status cairn_group_free(cairn_group *group, void **memory);
 
 /* x [n] becomes the combination of every rank's x.
  * Cost: shm: each rank reads n and writes n elements, n/p of every rank's; mpi, gloo: sends and receives 2(p-1)/p *
- * n. */
+ * n; in two levels over m machines of equally many ranks: a machine sends and receives 2(m-1)/m * n. */
 CAIRN_API cairn_status cairn_allreduce(cairn_group *group, void *x, size_t n, cairn_dtype dtype, cairn_redop op,
                                        cairn_work **work);
 

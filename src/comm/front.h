@@ -12,6 +12,11 @@ cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_gro
 /* Leaves the family, too. */
 void cairn__group_end(cairn_group **group);
 
+/* A family and its first group, likewise. */
+cairn_status cairn__family_make(const struct cairn__group_create_options *options, cairn_group **out);
+/* With its last group, which is that one. */
+void cairn__family_end(cairn_group **group);
+
 /* The pool of works: grows it by a chunk; frees it. */
 cairn_status cairn__group_add_works(cairn_group *group);
 void cairn__group_free_works(cairn_group *group);

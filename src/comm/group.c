@@ -1,20 +1,12 @@
 /* The front of process groups: creation, end, facts and memory of a group. Its collectives are in collective.c, groups
  * made from it in subgroup.c. */
-#include <math.h>
-#include <sched.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "comm/deadlock.h"
 #include "comm/front.h"
-#include "core/alloc.h"
-#include "core/fork.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "kernels/kernels.h"
-
-enum { MAX_TIMEOUT = 1000000000 /* s; fits in 64 bits of ns */ };
 
 /* ---- creation ---- */
 
@@ -41,49 +33,6 @@ out:
     return st;
 }
 
-/* For a graph, before a launch; the group may have failed between calls. */
-static cairn_status check_recorded(struct cairn__recorded *recorded) {
-    return cairn__group_progress((cairn_group *)((char *)recorded - offsetof(cairn_group, recorded)));
-}
-
-cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_group **out) {
-    cairn_group *group = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(1, sizeof(*group), (void **)&group));
-    group->family = family;
-    group->size = size;
-    group->forks = cairn__forks();
-    group->recorded.check = check_recorded;
-    TRY(cairn__calloc((size_t)size, sizeof(int), (void **)&group->env_ranks));
-    TRY(cairn__calloc((size_t)size, sizeof(int), (void **)&group->parent_ranks));
-    TRY(cairn__group_add_works(group));
-    TRY(cairn__calloc((size_t)size, sizeof(*group->proposals), (void **)&group->proposals));
-    *out = group;
-    return CAIRN_OK;
-out:
-    cairn__group_end(&group);
-    return st;
-}
-
-double cairn__group_clamp_timeout(double timeout) {
-    return timeout < MAX_TIMEOUT ? timeout : MAX_TIMEOUT;
-}
-
-static cairn_status make_family(const struct cairn__group_create_options *options, cairn_group **out) {
-    struct cairn__family *family = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(1, sizeof(*family), (void **)&family));
-    snprintf(family->prefix, sizeof(family->prefix), "%s", options->prefix ? options->prefix : "");
-    family->store = options->store;
-    family->rank_0_serves = options->rank_0_serves;
-    TRY(cairn__group_make(family, options->size, &family->groups));
-    *out = family->groups;
-    return CAIRN_OK;
-out:
-    cairn__free(family);
-    return st;
-}
-
 static cairn_status create(cairn_group *group, const struct cairn__group_create_options *options) {
     struct cairn__peers peers = {.rank = options->rank, .size = options->size, .listener = -1};
     cairn_status st = CAIRN_OK;
@@ -101,13 +50,7 @@ cairn_status cairn__group_create(const struct cairn__group_create_options *optio
     cairn_group *group = NULL;
     cairn_status st = CAIRN_OK;
     TRY(check_options(options));
-    TRY(make_family(options, &group));
-    group->rank = options->rank;
-    group->timeout = cairn__group_clamp_timeout(options->timeout);
-    group->timeout_name = "CAIRN_TIMEOUT";
-    group->device = options->device;
-    for (int r = 0; r < group->size; r++) group->env_ranks[r] = r;
-    group->is_of_all = true;
+    TRY(cairn__family_make(options, &group));
     TRY(create(group, options));
     *out = group;
     return CAIRN_OK;
@@ -117,27 +60,6 @@ out:
 }
 
 /* ---- the end ---- */
-
-void cairn__group_end(cairn_group **group) {
-    cairn_group *g = *group;
-    if (!g) return;
-    if (!cairn__group_was_forked(g)) {
-        while (atomic_load(&g->aborting) > 0) sched_yield(); /* whose abort got the caller here may not be back yet */
-        if (g->backend) g->backend->destroy(g);
-    }
-    cairn_group **at = &g->family->groups;
-    g->family->outstanding -= g->outstanding;
-    while (*at && *at != g) at = &(*at)->next;
-    if (*at) *at = g->next;
-    cairn__group_free_works(g);
-    cairn__free(g->proposals);
-    cairn__free(g->env_ranks);
-    cairn__free(g->parent_ranks);
-    cairn__free(g->next_sent);
-    cairn__free(g->next_received);
-    cairn__free(g);
-    *group = NULL;
-}
 
 bool cairn__group_destroy_root(cairn_group **group) {
     if (!*group) return true;
@@ -152,8 +74,7 @@ bool cairn__group_destroy_root(cairn_group **group) {
         return false;
     }
     if (!cairn__group_was_forked(*group)) cairn__forget_stuck(*group);
-    cairn__group_end(group);
-    cairn__free(family);
+    cairn__family_end(group);
     return true;
 }
 

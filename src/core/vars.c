@@ -19,6 +19,8 @@ const struct cairn__var_info cairn__vars[] = {
     {"CAIRN_CHECK", "1: ranks of mpi, gloo and nccl groups compare their calls before each collective and message (0)"},
     {"CAIRN_MEETING_TIMEOUT", "seconds the ranks have to find each other when an environment is made (CAIRN_TIMEOUT)"},
     {"CAIRN_BACKEND", "group backend of environments that name none: auto (default), self, shm, mpi, gloo, nccl"},
+    {"CAIRN_HIERARCHY",
+     "auto (default): sums of mpi and gloo groups are made within machines first, then between them; flat: at once"},
     {"GLOO_SOCKET_IFNAME", "network interface, or an address of it, by which gloo reaches the other machines"},
     {"CAIRN_HOST_ID", "overrides the boot id by which ranks tell that they share a host"},
     {"CAIRN_JOB_SECRET_FILE",

@@ -301,6 +301,11 @@ static double wild(int rank, size_t i) {
     return ldexp(random_below(&random, 2) ? fraction : -fraction, (int)random_below(&random, 24) - 12);
 }
 
+/* Where ranks are on machines of which some have several: hierarchy_test.c has that order. */
+static bool adds_in_levels(cairn_dtype dtype, cairn_redop op) {
+    return getenv("CAIRN_TEST_MACHINES") && dtype != CAIRN_F64 && (op == CAIRN_SUM || op == CAIRN_AVG);
+}
+
 static char *rank_order(cairn_group *group, void *ctx) {
     (void)ctx;
     static const cairn_dtype floats[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16, CAIRN_F64};
@@ -308,6 +313,7 @@ static char *rank_order(cairn_group *group, void *ctx) {
     PASS(room_open(group, &room, 1, NUMBERS * sizeof(double)));
     for (int d = 0; d < 4; d++) {
         for (int o = 0; o < NUM_OPS; o++) {
+            if (adds_in_levels(floats[d], trial_ops[o])) continue;
             PASS(check_numbers(group, &room, wild, floats[d], trial_ops[o]));
             PASS(check_equal_on_all_ranks(group, room.registered, NUMBERS * cairn_dtype_nbytes(floats[d])));
         }

@@ -3,8 +3,8 @@
  * usage: collectives_test shm | gloo [WORD]    (only the cases whose names contain the word)
  *
  * With CAIRN_TEST_SHORT in the environment on 1, 2, 3, 5 and 8 ranks alone: powers of two, the first numbers that are
- * none on either side of four, and the most. */
-#include "group_ranks.h"
+ * none on either side of four, and the most. With CAIRN_TEST_MACHINES=aab they are on machines of these names. */
+#include "machines.h"
 
 #include "collectives.h"
 
@@ -50,6 +50,7 @@ int main(int argc, char **argv) {
     struct CMUnitTest tests[MAX_RANKS + 16];
     size_t n = 0;
     const bool is_short = getenv("CAIRN_TEST_SHORT") != NULL;
+    machines_from_environment();
     if (argc > 1) backend = argv[1];
     if (argc > 2) word = argv[2];
     for (int r = 0; r < MAX_RANKS; r++) {

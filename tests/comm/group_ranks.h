@@ -42,10 +42,13 @@ static inline bool leave_group(struct member *m) {
     return left == 0;
 }
 
+static _Thread_local int joining; /* the rank that this thread joins, or has joined, as */
+
 /* Nothing is left where it fails. */
 static inline cairn_status join_group(const char *backend, int rank, int size, int port, double timeout,
                                       struct member *m) {
     *m = (struct member){NULL, NULL};
+    joining = rank;
     cairn_status st =
         size > 1 ? cairn_tcp_store_create("127.0.0.1", port, cairn_tcp_store_options(.timeout = timeout), &m->store)
                  : CAIRN_OK;
@@ -79,6 +82,7 @@ static inline void *group_main(void *argument) {
     check_as_rank(t->rank, t->size);
     if (join_group(t->backend, t->rank, t->size, t->port, t->timeout, &m) != CAIRN_OK) {
         t->failure = FAILURE("join_group");
+        t->failed_ns = cairn__now_ns();
         return NULL;
     }
     t->failure = t->fn(m.group, t->ctx);

@@ -2,8 +2,10 @@
  * allocation: the others return an error in time, on shm with the victim's number, and nothing is left behind.
  *
  * usage: random_faults_test shm | gloo MOMENTS [SEED [FIRST]]
- *        FIRST: the number of the first one, 0 if not given; CAIRN_TEST_FAULTS in the environment overrides MOMENTS */
+ *        FIRST: the number of the first one, 0 if not given; CAIRN_TEST_FAULTS in the environment overrides MOMENTS;
+ *        with CAIRN_TEST_MACHINES=aab ranks are on machines of these names */
 #include "group_processes.h"
+#include "machines.h"
 
 #include <math.h>
 #include <sys/time.h>
@@ -212,6 +214,7 @@ static int tidy(void **state) {
 
 int main(int argc, char **argv) {
     const char *wanted = getenv("CAIRN_TEST_FAULTS");
+    machines_from_environment();
     if (argc > 1) backend = argv[1];
     if (argc > 2) moments = atoi(wanted ? wanted : argv[2]);
     if (argc > 3) seed = (unsigned)atoi(argv[3]);

@@ -239,20 +239,29 @@ class Training(Test):
                               "--master-port", 29505, *options, *self.quickstart.command(steps=steps), CAIRN_LOG="info",
                               **more) for node, machine in enumerate(MACHINES)]
 
-    def same_losses(self, jobs):
+    def losses(self, jobs):
         ends = self.ends(jobs)
         for code, _, err in ends:
             self.assertEqual(code, 0, err)
         self.assertIn("group: gloo", "".join(err for _, _, err in ends))
-        self.assertEqual(digits("".join(out for _, out, _ in ends)), self.quickstart.expected(4))
+        return digits("".join(out for _, out, _ in ends))
+
+    def same_losses(self, jobs):
+        self.assertEqual(self.losses(jobs), self.quickstart.expected(4))
 
     def test_four_ranks_come_to_the_losses_of_one_machine(self):
-        self.same_losses(self.under_cairn_run(MACHINES[0].address, steps=STEPS))
+        self.same_losses(self.under_cairn_run(MACHINES[0].address, steps=STEPS, CAIRN_HIERARCHY="flat"))
+
+    def test_sums_in_two_levels_repeat_and_come_close_to_those_losses(self):
+        found = [self.losses(self.under_cairn_run(MACHINES[0].address, steps=STEPS)) for _ in range(2)]
+        self.assertEqual(found[0], found[1])
+        for (name, value), (_, flat) in zip(found[0], self.quickstart.expected(4)):
+            self.assertAlmostEqual(float(value), float(flat), delta=1e-3 * abs(float(flat)), msg=name)
 
     def test_ranks_meet_by_any_kind_of_address_in_any_order_of_machines(self):
         for address in MACHINES[0].name, MACHINES[0].address6:
             with self.subTest(address):
-                self.same_losses(self.by_hand([0, 1, 1, 0], address, steps=STEPS))
+                self.same_losses(self.by_hand([0, 1, 1, 0], address, steps=STEPS, CAIRN_HIERARCHY="flat"))
 
     def test_ranks_use_the_network_that_is_set(self):
         jobs = self.by_hand([0, 1, 0, 1], MACHINES[0].address, steps=STEPS, GLOO_SOCKET_IFNAME="cable0")

@@ -93,6 +93,9 @@ struct cairn__engine_ops {
     void (*abort)(struct cairn__engine *engine);
     /* (optional: unknown) A rank that transfers under way wait for, -1 = none: for messages. */
     int (*awaited)(struct cairn__engine *engine);
+    /* (optional: rest polls) From now on wake(ctx) is called, from a thread of the engine's, when a transfer is done or
+     * has failed, and rest need not be. */
+    void (*set_wake)(struct cairn__engine *engine, void (*wake)(void *ctx), void *ctx);
 };
 
 #ifdef __cplusplus

@@ -8,10 +8,12 @@
 
 #include "comm/deadlock.h"
 #include "comm/exchange/links.h"
+#include "comm/exchange/machine.h"
 #include "comm/exchange/parts.h"
 #include "core/alloc.h"
 #include "core/cpu.h"
 #include "core/descriptors.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
 #include "core/vars.h"
@@ -49,7 +51,8 @@ static void reset_stall(struct exchange *x) {
 }
 
 static void name_awaited(const struct exchange *x, char *text, size_t nbytes) {
-    const int rank = x->ops->awaited ? x->ops->awaited(x->engine) : -1;
+    int rank = x->ops->awaited ? x->ops->awaited(x->engine) : -1;
+    if (rank < 0 && x->machine) rank = cairn__machine_awaited(x->machine);
     char name[80];
     *text = '\0';
     if (rank < 0) return;
@@ -90,6 +93,15 @@ static cairn_status step(struct exchange *x) {
     return cairn__exchange_step(x);
 }
 
+static cairn_status check_machine(struct exchange *x) {
+    int lost = -1, still = -1;
+    if (!cairn__machine_lost(x->machine, &lost)) return CAIRN_OK;
+    const struct cairn__call call = *current(x);
+    const cairn_status st = step(x);
+    (void)cairn__machine_lost(x->machine, &still);
+    return st == CAIRN_OK && !x->moved && still == lost ? cairn__machine_fail(x, lost, &call) : st;
+}
+
 static cairn_status progress(cairn_group *group) {
     struct exchange *x = group->impl;
     cairn_status st = CAIRN_OK;
@@ -97,9 +109,10 @@ static cairn_status progress(cairn_group *group) {
     TRY(step(x));
     if (x->moved || is_idle(x)) {
         reset_stall(x);
-    } else if (stalled_too_long(x, group->timeout)) {
-        st = fail_late_in(x, current(x));
+        return CAIRN_OK;
     }
+    if (x->machine) TRY(check_machine(x));
+    if (stalled_too_long(x, group->timeout)) TRY(fail_late_in(x, current(x)));
 out:
     return st;
 }
@@ -116,7 +129,17 @@ static cairn_status check_deadlock(struct exchange *x, const struct cairn__call 
     return cairn__find_deadlock(x->group, call);
 }
 
+/* Ranks of one machine wait for each other as well as for transfers. */
+static cairn_status nap(struct exchange *x, const cairn_work *work) {
+    const uint32_t seen = cairn__machine_lie_down(x->machine);
+    const cairn_status st = progress(x->group);
+    if (st == CAIRN_OK && !x->moved && !work->done) cairn__machine_sleep(x->machine, seen);
+    cairn__machine_get_up(x->machine);
+    return st;
+}
+
 static cairn_status wait_for(struct exchange *x, cairn_work *work) {
+    enum { RESTS = 2 };
     cairn_group *group = x->group;
     for (int idle = 0;; idle++) {
         cairn_status st = progress(group);
@@ -130,8 +153,11 @@ static cairn_status wait_for(struct exchange *x, cairn_work *work) {
         cairn__family_progress_others(group);
         if (x->moved) {
             idle = 0;
-        } else {
+        } else if (!x->machine || !x->ops->set_wake || idle < RESTS) {
             x->ops->rest(x->engine, idle);
+        } else {
+            st = nap(x, work);
+            if (st != CAIRN_OK) return st;
         }
     }
 }
@@ -196,14 +222,14 @@ static cairn_status read_check(bool *check) {
     return st;
 }
 
-/* The first transfer: all ranks are here. If one checks calls (CAIRN_CHECK) all do. */
-static cairn_status greet(struct exchange *x, const struct cairn__engine_options *o) {
+/* A transfer of a word to all, by which all ranks know that all are here. *found |= what any of them said. */
+static cairn_status greet(struct exchange *x, const struct cairn__engine_options *o, uint32_t *found) {
     cairn_status st = CAIRN_OK;
     struct cairn__transfer t;
     struct cairn__moving *moving = NULL;
     bool done = false;
     cairn__exchange_words(x, &t);
-    x->words[x->group->rank].found = x->check;
+    x->words[x->group->rank].found = *found;
     TRY(x->ops->start(x->engine, &t, &moving));
     reset_stall(x);
     for (int idle = 0; !done; idle++) {
@@ -213,7 +239,66 @@ static cairn_status greet(struct exchange *x, const struct cairn__engine_options
         if (stalled_too_long(x, o->timeout)) TRY(fail_late(x, "the making of the group", o->timeout, o->timeout_name));
         x->ops->rest(x->engine, idle);
     }
-    for (int r = 0; r < x->group->size; r++) x->check |= x->words[r].found != 0;
+    for (int r = 0; r < x->group->size; r++) *found |= x->words[r].found;
+out:
+    return st;
+}
+
+/* ---- machines ---- */
+
+static cairn_status read_flat(bool *flat) {
+    const char *wanted = cairn__var("CAIRN_HIERARCHY");
+    *flat = wanted && strcmp(wanted, "flat") == 0;
+    REQUIRE(!wanted || *flat || strcmp(wanted, "auto") == 0, CAIRN_EINVAL,
+            "CAIRN_HIERARCHY is '%s'; it can be auto or flat", wanted);
+    return CAIRN_OK;
+}
+
+/* Whether levels pay: then fewer bytes go between machines. */
+static void choose_levels(struct exchange *x, bool flat) {
+    x->in_levels = !flat && x->layout.machines > 1 && x->layout.machines < x->group->size;
+}
+
+static cairn_status lay_out_peers(struct exchange *x, const struct cairn__peers *peers) {
+    int keys[CAIRN__MAX_RANKS];
+    for (int r = 0; r < peers->size; r++) {
+        keys[r] = 0;
+        while (strcmp(peers->all[keys[r]].host, peers->all[r].host) != 0) keys[r]++;
+    }
+    return cairn__layout_make(keys, peers->size, &x->layout);
+}
+
+static cairn_status lay_out_members(struct exchange *x, const struct exchange *parent) {
+    int keys[CAIRN__MAX_RANKS];
+    for (int r = 0; r < x->group->size; r++) keys[r] = parent->layout.of[x->group->parent_ranks[r]];
+    return cairn__layout_make(keys, x->group->size, &x->layout);
+}
+
+static cairn_status make_machine(struct exchange *x, const struct cairn__group_create_options *options,
+                                 const struct cairn__peers *peers, const struct exchange *parent) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__machine_make(x, options, peers, parent, &x->machine));
+    if (x->stride < cairn__machine_stride()) x->stride = cairn__machine_stride();
+out:
+    return st;
+}
+
+static void wake_by_transfers(struct exchange *x) {
+    if (x->machine && x->ops->set_wake) x->ops->set_wake(x->engine, cairn__machine_wake, x->machine);
+}
+
+/* Every rank has its machine, or none has a group. */
+static cairn_status make_machine_together(struct exchange *x, const struct cairn__engine_options *o,
+                                          const struct cairn__group_create_options *options,
+                                          const struct cairn__peers *peers) {
+    uint32_t failed = 0;
+    char why[600];
+    cairn_status st = make_machine(x, options, peers, NULL);
+    snprintf(why, sizeof(why), "%s", cairn_last_error());
+    failed = st != CAIRN_OK;
+    TRY(greet(x, o, &failed));
+    if (st != CAIRN_OK) return cairn__fail(st, "%s", why);
+    REQUIRE(!failed, CAIRN_EPEER, "another rank could not share memory with the ranks of its machine");
 out:
     return st;
 }
@@ -267,15 +352,29 @@ static void forget_meeting(const struct exchange *x, const struct cairn__engine_
     cairn__links_forget(&o);
 }
 
+/* The first transfer. If one rank checks calls (CAIRN_CHECK) all do, and if one wants one level all have one. */
+static cairn_status agree(struct exchange *x, const struct cairn__engine_options *o, bool flat) {
+    enum { CHECKS = 1, IS_FLAT = 2 };
+    uint32_t found = (x->check ? CHECKS : 0) | (flat ? IS_FLAT : 0);
+    cairn_status st = CAIRN_OK;
+    TRY(greet(x, o, &found));
+    x->check = found & CHECKS;
+    choose_levels(x, found & IS_FLAT);
+out:
+    return st;
+}
+
 static cairn_status create(cairn_group *group, const struct cairn__group_create_options *options,
                            struct cairn__peers *peers) {
     const struct cairn__engine_ops *ops = NULL;
     struct exchange *x = NULL;
     char prefix[300];
+    bool flat = false;
     cairn_status st = CAIRN_OK;
     TRY(cairn__engine_find(group->backend->name, &ops));
     TRY(make(group, ops, &x));
     TRY(read_check(&x->check));
+    TRY(read_flat(&flat));
     if (group->size == 1) return CAIRN_OK;
     struct cairn__engine_options o = engine_options(group, prefix, sizeof(prefix));
     if (options->meeting_timeout > 0 && options->meeting_timeout != o.timeout) {
@@ -285,8 +384,16 @@ static cairn_status create(cairn_group *group, const struct cairn__group_create_
     o.address = peers->all[group->rank].address;
     o.interface = options->interface;
     o.peers = peers->all;
+    TRY(lay_out_peers(x, peers));
     TRY(ops->open(&o, &x->engine));
-    TRY(greet(x, &o));
+    TRY(agree(x, &o, flat));
+    if (x->in_levels) {
+        TRY(make_machine_together(x, &o, options, peers));
+        if (group->rank == 0)
+            cairn__log(CAIRN_LOG_INFO, "sums are in two levels: %d ranks on %d machines", group->size,
+                       x->layout.machines);
+    }
+    wake_by_transfers(x);
     TRY(make_answers(x, &o));
     forget_meeting(x, &o);
 out:
@@ -302,7 +409,11 @@ static cairn_status derive(cairn_group *group, cairn_group *parent) {
     x->check = from->check;
     if (group->size == 1) return CAIRN_OK;
     const struct cairn__engine_options o = engine_options(group, prefix, sizeof(prefix));
+    TRY(lay_out_members(x, from));
+    choose_levels(x, !from->in_levels);
+    if (x->in_levels) TRY(make_machine(x, NULL, NULL, from));
     TRY(from->ops->derive(from->engine, group->parent_ranks, &o, &x->engine));
+    wake_by_transfers(x);
     TRY(make_answers(x, &o));
     forget_meeting(x, &o);
 out:
@@ -340,11 +451,14 @@ static void destroy(cairn_group *group) {
     if (x->answers) over &= x->ops->close(&x->answers);
     if (x->engine) over &= x->ops->close(&x->engine);
     if (over) { /* else transfers that cannot be taken back still go to these */
+        for (size_t i = 0; i < x->num_blocks && !x->machine; i++) cairn__free(x->blocks[i]);
+        cairn__machine_end(&x->machine);
         cairn__exchange_free_flows(x);
-        for (size_t i = 0; i < x->num_blocks; i++) cairn__free(x->blocks[i]);
         cairn__free(x->words);
         cairn__free(x->staging);
     }
+    if (x->machine) cairn__machine_give_up(x->machine, "it ended the group in the midst of a transfer", false);
+    else cairn__layout_end(&x->layout);
     for (int i = 0; i < 4; i++) cairn__free(x->at[i]);
     cairn__free(x->blocks);
     cairn__free(x->srcs);
@@ -353,8 +467,10 @@ static void destroy(cairn_group *group) {
 }
 
 static void give_up(cairn_group *group, const char *cause) {
-    (void)cause; /* the front leaves it in the store */
-    if (group->impl) abort_engines(group->impl);
+    const struct exchange *x = group->impl;
+    if (!x) return;
+    abort_engines(x);
+    if (x->machine) cairn__machine_give_up(x->machine, cause, atomic_load(&group->aborted));
 }
 
 /* ---- group memory ---- */
@@ -373,9 +489,37 @@ out:
     return st;
 }
 
+/* If one rank has no memory, none gets any; those of one machine fail together. */
+static cairn_status alloc_in_machine(cairn_group *group, size_t nbytes, void **out) {
+    struct exchange *x = group->impl;
+    uint32_t failed = 0;
+    char reason[256];
+    void *memory = NULL;
+    cairn_status st = cairn__grow((void **)&x->blocks, &x->blocks_capacity, x->num_blocks + 1, sizeof(*x->blocks));
+    TRY(cairn__group_run(group,
+                         &(struct cairn__request){.call = {.kind = CAIRN__ALLOC, .n = nbytes}, .found = st != CAIRN_OK},
+                         &failed));
+    REQUIRE(!failed, CAIRN_ENOMEM, "a rank has no memory for the list of the group's memory");
+    const cairn_status own = cairn__machine_alloc(x->machine, nbytes, &memory);
+    snprintf(reason, sizeof(reason), "%s", cairn_last_error());
+    if (own == CAIRN_EPEER || own == CAIRN_ETIMEOUT) return own;
+    TRY(cairn__group_run(group, &(struct cairn__request){.call = {.kind = CAIRN__AGREE}, .found = own != CAIRN_OK},
+                         &failed));
+    if (own == CAIRN_OK && !failed) {
+        *out = x->blocks[x->num_blocks++] = memory;
+        return CAIRN_OK;
+    }
+    if (own != CAIRN_OK) return cairn__fail(own, "%s", reason);
+    TRY(cairn__machine_free(x->machine, memory));
+    st = cairn__fail(CAIRN_ENOMEM, "another machine's ranks could not allocate %zu bytes of group memory", nbytes);
+out:
+    return st;
+}
+
 /* If one rank has no memory, none gets any. */
 static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     struct exchange *x = group->impl;
+    if (x->machine) return alloc_in_machine(group, nbytes, out);
     uint32_t failed = 0;
     char reason[256];
     const cairn_status own = make_block(x, nbytes);
@@ -404,7 +548,8 @@ static cairn_status release(cairn_group *group, void *memory) {
     const struct cairn__request request = {.call = {.kind = CAIRN__FREE, .n = i + 1}};
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_run(group, &request, NULL));
-    cairn__free(x->blocks[i]);
+    if (x->machine) TRY(cairn__machine_free(x->machine, memory));
+    else cairn__free(memory);
     x->blocks[i] = NULL;
 out:
     return st;

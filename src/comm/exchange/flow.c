@@ -38,7 +38,7 @@ out:
 
 cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
     const struct cairn__call *call = &work->request.call;
-    const struct exchange_shape *shape = cairn__exchange_shape(call);
+    const struct exchange_shape *shape = cairn__exchange_shape(x, call);
     struct flow *f = NULL;
     cairn_status st = CAIRN_OK;
     TRY(make_room(x, call, shape));
@@ -217,14 +217,22 @@ static bool may_combine(struct flow *f) {
     return f->started == f->blocks || f->started == b + EXCHANGE_AHEAD;
 }
 
+static cairn_status may_start(struct exchange *x, struct flow *f, bool *may) {
+    *may = f->started < f->blocks && f->started < f->combined + EXCHANGE_AHEAD;
+    return *may && f->shape->may_start ? f->shape->may_start(x, f, f->started, may) : CAIRN_OK;
+}
+
 static cairn_status move_blocks(struct exchange *x, struct flow *f) {
     cairn_status st = CAIRN_OK;
+    bool starts = false;
     for (int i = 0; i < EXCHANGE_AHEAD; i++) {
         TRY(poll_transfer(x, f, &f->first[i]));
         TRY(poll_transfer(x, f, &f->second[i]));
     }
     for (;;) {
-        if (f->started < f->blocks && f->started < f->combined + EXCHANGE_AHEAD) {
+        if (f->shape->take_turn) f->shape->take_turn(x, f);
+        TRY(may_start(x, f, &starts));
+        if (starts) {
             TRY(start_block(x, f, f->shape->first, f->started, first_of(f, f->started)));
             f->started++;
         } else if (may_combine(f)) {
@@ -239,12 +247,12 @@ out:
     return st;
 }
 
-static bool is_through(const struct flow *f) {
+static bool is_through(struct exchange *x, struct flow *f) {
     if (f->stage != FLOW_MOVES || f->combined < f->blocks) return false;
     for (int i = 0; i < EXCHANGE_AHEAD; i++) {
         if (f->second[i]) return false;
     }
-    return true;
+    return !f->shape || !f->shape->may_end || f->shape->may_end(x, f);
 }
 
 /* ---- all ---- */
@@ -257,7 +265,7 @@ static cairn_status move_queue(struct exchange *x, struct flow_queue *q) {
         if (f->stage == FLOW_QUEUED) TRY(begin(x, f));
         TRY(exchange_calls(x, f));
         if (f->stage == FLOW_MOVES && f->shape) TRY(move_blocks(x, f));
-        if (!is_through(f)) break;
+        if (!is_through(x, f)) break;
         cairn_work *work = f->work;
         x->moved = true;
         leave_queue(x, q);

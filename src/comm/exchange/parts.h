@@ -8,6 +8,7 @@
 #define CAIRN__COMM_EXCHANGE_PARTS_H
 
 #include "comm/exchange/exchange.h"
+#include "comm/exchange/levels.h"
 #include "core/clock.h"
 #include "kernels/kernels.h"
 
@@ -21,6 +22,7 @@ struct exchange_word {
 
 struct flow;
 struct exchange;
+struct exchange_machine;
 
 /* How works of a kind are made of transfers, block by block. */
 struct exchange_shape {
@@ -31,6 +33,11 @@ struct exchange_shape {
     void (*begin)(struct exchange *x, const struct flow *f); /* once, before the first block */
     bool parts;  /* arrays are one part of n elements for each rank: blocks are of a part */
     bool stages; /* needs x->staging */
+    /* Of what ranks of one machine do in shared memory (machine.h): all or none. */
+    void (*take_turn)(struct exchange *x, struct flow *f); /* as far as it goes, before transfers are started */
+    cairn_status (*may_start)(struct exchange *x, struct flow *f, size_t block, bool *may); /* the block's first */
+    bool (*may_end)(struct exchange *x, struct flow *f); /* the transfers are over; once true it is not called again */
+    size_t per_block;                                    /* elements of one; 0: as many as some bytes */
 };
 
 enum flow_stage { FLOW_QUEUED = 0, FLOW_WORDS, FLOW_ANSWERS, FLOW_MOVES };
@@ -42,8 +49,9 @@ struct flow {
     enum flow_stage stage;
     struct exchange_word mine, theirs; /* of a message; a collective's words stand in x->words */
     struct cairn__moving *word_moving;
-    size_t per_block, blocks; /* elements in one, of them in all */
-    size_t started, combined; /* blocks whose first was started, that were combined (and the second started) */
+    size_t per_block, blocks;       /* elements in one, of them in all */
+    size_t started, combined;       /* blocks whose first was started, that were combined (and the second started) */
+    size_t staged, gathered, taken; /* blocks within the machine; machine.h */
     struct cairn__moving *first[EXCHANGE_AHEAD], *second[EXCHANGE_AHEAD];
 };
 
@@ -58,7 +66,10 @@ struct exchange {
     struct cairn__engine *engine;  /* NULL for one rank */
     struct cairn__engine *answers; /* where calls are checked: receivers' words for senders, in an order of their own */
     const struct cairn__kernels *kernels;
-    bool check; /* CAIRN_CHECK */
+    bool check;                       /* CAIRN_CHECK */
+    struct exchange_layout layout;    /* of the ranks on machines */
+    bool in_levels;                   /* sums are in two levels: several machines, one with several ranks */
+    struct exchange_machine *machine; /* NULL unless in_levels */
     struct flow_queue collectives;
     struct flow_queue *lanes; /* [2 * size] messages to each rank, from each rank; made when needed */
     int messages;             /* in lanes */
@@ -79,11 +90,13 @@ struct exchange {
 
 /* ---- shapes.c ---- */
 
-const struct exchange_shape *cairn__exchange_shape(const struct cairn__call *call);
+const struct exchange_shape *cairn__exchange_shape(const struct exchange *x, const struct cairn__call *call);
 size_t cairn__exchange_per_block(const struct exchange *x, const struct exchange_shape *shape,
                                  const struct cairn__call *call);
 /* Of x->staging. */
 size_t cairn__exchange_stride(int size);
+/* Whether the call is a sum that the group adds up in two levels. */
+bool cairn__adds_in_levels(const struct exchange *x, const struct cairn__call *call);
 
 /* ---- flow.c ---- */
 

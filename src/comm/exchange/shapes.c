@@ -1,6 +1,7 @@
 /* How each collective is made of transfers. */
 #include <string.h>
 
+#include "comm/exchange/machine.h"
 #include "comm/exchange/parts.h"
 #include "core/dtype.h"
 
@@ -78,7 +79,10 @@ static void combine(struct exchange *x, const struct flow *f, void *dst, struct 
     const enum cairn__reduction reduction = reductions[q->call.redop];
     const float divisor = (float)cairn__call_divisor(&q->call, p);
     const size_t n = own.nbytes / type_nbytes(f);
-    if (q->nonfinite) {
+    if (cairn__adds_in_levels(x, &q->call)) {
+        cairn__sum_in_levels(x->kernels, &x->layout, (cairn_dtype)q->call.dtype, dst, x->srcs, n, divisor,
+                             q->nonfinite);
+    } else if (q->nonfinite) {
         cairn__reduce_and_find_nonfinite(x->kernels, reduction, (cairn_dtype)q->call.dtype, &dst, 1, x->srcs, p, n,
                                          divisor, q->nonfinite);
     } else {
@@ -257,14 +261,21 @@ static const struct exchange_shape shapes[] = {
 };
 static const struct exchange_shape whole_allreduce = {.first = gather_whole, .combine = combine_whole, .stages = true};
 
-const struct exchange_shape *cairn__exchange_shape(const struct cairn__call *call) {
+bool cairn__adds_in_levels(const struct exchange *x, const struct cairn__call *call) {
+    const bool is_sum = call->redop == CAIRN_SUM || call->redop == CAIRN_AVG;
+    return x->in_levels && is_sum && (call->dtype == CAIRN_F32 || cairn__is_half((cairn_dtype)call->dtype));
+}
+
+const struct exchange_shape *cairn__exchange_shape(const struct exchange *x, const struct cairn__call *call) {
     if (call->kind >= CAIRN__BARRIER) return NULL;
-    const bool is_short = call->n * cairn_dtype_nbytes((cairn_dtype)call->dtype) <= WHOLE_NBYTES;
-    return call->kind == CAIRN__ALLREDUCE && is_short ? &whole_allreduce : &shapes[call->kind];
+    if (call->kind != CAIRN__ALLREDUCE) return &shapes[call->kind];
+    if (call->n * cairn_dtype_nbytes((cairn_dtype)call->dtype) <= WHOLE_NBYTES) return &whole_allreduce;
+    return cairn__adds_in_levels(x, call) ? &cairn__machine_allreduce : &shapes[CAIRN__ALLREDUCE];
 }
 
 size_t cairn__exchange_per_block(const struct exchange *x, const struct exchange_shape *shape,
                                  const struct cairn__call *call) {
+    if (shape->per_block) return shape->per_block;
     const size_t parts = shape->parts ? (size_t)x->group->size : 1;
     const size_t slices = BLOCK_NBYTES / parts / SLICE_NBYTES;
     return (slices ? slices : 1) * SLICE_NBYTES / cairn_dtype_nbytes((cairn_dtype)call->dtype);

@@ -318,6 +318,8 @@ struct cairn__engine {
     cairn_status status = CAIRN_OK;                  /* why it is, with the words */
     char why[512] = "";
     uint64_t done = 0, seen_done = 0; /* transfers, and those that the caller knows of */
+    void (*wake)(void *ctx) = nullptr;
+    void *wake_ctx = nullptr;
 
     cairn__engine(const struct cairn__engine_options &o)
         : rank(o.rank), size(o.size), address(o.address), interface(o.interface ? o.interface : "") {
@@ -338,6 +340,7 @@ struct cairn__engine {
     int awaited();
     void reset() noexcept;
     void end_waits() noexcept;
+    void wake_all() noexcept;
     void end() noexcept;
 };
 
@@ -441,7 +444,7 @@ void cairn__engine::run(Lane &lane) noexcept {
             lane.queue.pop_front();
             moving->done = true;
             done++;
-            finished.notify_all();
+            wake_all();
         }
     } catch (const std::exception &e) {
         lose(peer, e);
@@ -468,11 +471,17 @@ void cairn__engine::die(cairn_status st, const char *text) noexcept {
     end_waits();
 }
 
+/* Under lock. */
+void cairn__engine::wake_all() noexcept {
+    finished.notify_all();
+    if (wake) wake(wake_ctx);
+}
+
 /* An aborted wait that has not begun yet ends as soon as it does. */
 void cairn__engine::end_waits() noexcept {
     const std::lock_guard<std::mutex> guard(lock);
     over = true;
-    finished.notify_all();
+    wake_all();
     for (const std::unique_ptr<Lane> &lane : lanes) {
         if (!lane) continue;
         lane->filled.notify_all();
@@ -695,6 +704,12 @@ static void abort_engine(struct cairn__engine *engine) {
     engine->reset();
 }
 
+static void set_wake(struct cairn__engine *engine, void (*wake)(void *ctx), void *ctx) {
+    const std::lock_guard<std::mutex> guard(engine->lock);
+    engine->wake = wake;
+    engine->wake_ctx = ctx;
+}
+
 const struct cairn__engine_ops cairn__gloo_ops = {sizeof(struct cairn__engine_ops),
                                                   "gloo",
                                                   probe,
@@ -705,6 +720,7 @@ const struct cairn__engine_ops cairn__gloo_ops = {sizeof(struct cairn__engine_op
                                                   test,
                                                   rest,
                                                   abort_engine,
-                                                  awaited};
+                                                  awaited,
+                                                  set_wake};
 
 } // extern "C"

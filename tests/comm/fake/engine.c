@@ -326,8 +326,16 @@ static void rest(struct cairn__engine *e, int idle) {
 
 /* ---- tables ---- */
 
-static const struct cairn__engine_ops engine = {sizeof(engine), "fake", probe, open_engine,  derive, close_engine,
-                                                start,          test,   rest,  abort_engine, NULL};
+static const struct cairn__engine_ops engine = {.size = sizeof(engine),
+                                                .name = "fake",
+                                                .probe = probe,
+                                                .open = open_engine,
+                                                .derive = derive,
+                                                .close = close_engine,
+                                                .start = start,
+                                                .test = test,
+                                                .rest = rest,
+                                                .abort = abort_engine};
 
 static void set_faults(const struct fake_faults *given) {
     pthread_mutex_lock(&lock);
