@@ -111,6 +111,14 @@ class Plan(cases.InFolder):
         step, = self.steps(ONE, "--ranks", 3, "--node-ranks", 4, "--node-link", inner, wire=link())
         self.assertAlmostEqual(step["communication_ns"], 4000 + 4 / 3 * 2**20 / 4, places=6)
 
+    def test_between_nodes_the_exchange_sends_f32_sums_of_halves(self):
+        for wire_type, width, times in ("f32", 4, 1), ("f16", 2, 1.5), ("bf16", 2, 1.5):
+            args = "--ranks", 8, "--node-ranks", 4, "--node-link", "free", "--wire", wire_type
+            step, = self.steps(ONE, *args, "--algorithm", "all-to-all", wire=link())
+            self.assertEqual(step["communication_ns"], 2000 + times * width * 2**18)
+            step, = self.steps(ONE, *args, "--algorithm", "ring", wire=link())
+            self.assertEqual(step["communication_ns"], 2000 + width * 2**18)
+
     # ---- overlap ----
 
     def test_a_link_with_an_engine_hides_what_backward_covers(self):

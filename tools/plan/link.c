@@ -74,16 +74,18 @@ static double within_ns(const struct network *net, double nbytes, int p) {
                : 0;
 }
 
-static double between_ns(const struct network *net, double nbytes, int p) {
-    return link_allreduce_ns(&net->link, net->algorithm, nbytes, (p + net->node_ranks - 1) / net->node_ranks);
+static double between_ns(const struct network *net, double nbytes, size_t width, int p) {
+    const bool sends_sums = net->algorithm == ALL_TO_ALL && net->node_ranks > 1 && width < sizeof(float);
+    const double bytes = sends_sums ? nbytes * (1 + sizeof(float) / (double)width) / 2 : nbytes;
+    return link_allreduce_ns(&net->link, net->algorithm, bytes, (p + net->node_ranks - 1) / net->node_ranks);
 }
 
-double network_allreduce_ns(const struct network *net, double nbytes, int p) {
-    return within_ns(net, nbytes, p) + between_ns(net, nbytes, p);
+double network_allreduce_ns(const struct network *net, double nbytes, size_t width, int p) {
+    return within_ns(net, nbytes, p) + between_ns(net, nbytes, width, p);
 }
 
-double network_share(const struct network *net, double nbytes, int p) {
-    const double within = within_ns(net, nbytes, p), between = between_ns(net, nbytes, p);
+double network_share(const struct network *net, double nbytes, size_t width, int p) {
+    const double within = within_ns(net, nbytes, p), between = between_ns(net, nbytes, width, p);
     return within > 0 ? (within * net->node.share + between * net->link.share) / (within + between) : net->link.share;
 }
 

@@ -72,12 +72,13 @@ void link_free(struct link *l);
 /* ns of an all-reduce of nbytes; 0 for one rank. Never falls with nbytes or p. */
 double link_allreduce_ns(const struct link *l, enum algorithm a, double nbytes, int p);
 
-/* The same over nodes: a reduce-scatter within each, an all-reduce between them over one link a node, an all-gather
- * within. */
-double network_allreduce_ns(const struct network *net, double nbytes, int p);
+/* The same over nodes, of elements of width bytes: a reduce-scatter within each, an all-reduce between them over one
+ * link a node, an all-gather within. Between nodes Cairn's exchange sends f32 sums and gathers elements: of halves half
+ * as many bytes again. */
+double network_allreduce_ns(const struct network *net, double nbytes, size_t width, int p);
 
 /* The processor's share, by the part of the time that each link has. */
-double network_share(const struct network *net, double nbytes, int p);
+double network_share(const struct network *net, double nbytes, size_t width, int p);
 
 /* "ring" ...; 0 = unknown. */
 enum algorithm algorithm_named(const char *name);

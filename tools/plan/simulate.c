@@ -45,8 +45,9 @@ static void plan_buckets(const struct profile *profile, const struct step *s, st
 }
 
 static void describe(const struct profile *profile, const struct cairn__ddp_bucket *bucket, struct span *span) {
-    *span =
-        (struct span){.nbytes = (double)bucket->n * (double)cairn_dtype_nbytes(bucket->dtype), .items = bucket->count};
+    *span = (struct span){.nbytes = (double)bucket->n * (double)cairn_dtype_nbytes(bucket->dtype),
+                          .width = cairn_dtype_nbytes(bucket->dtype),
+                          .items = bucket->count};
     for (size_t i = 0; i < bucket->count; i++) {
         span->ready = fmax(span->ready, profile->params[bucket->items[i]].ready_ns);
     }
@@ -93,8 +94,8 @@ static void run(const struct profile *profile, const struct network *net, struct
     s->backward_end = work > 0 ? -1 : s->forward_end;
     for (size_t b = 0; b < s->count; b++) {
         struct span *span = &s->buckets[b];
-        const double T = network_allreduce_ns(net, span->nbytes, s->ranks);
-        span->share = network_share(net, span->nbytes, s->ranks);
+        const double T = network_allreduce_ns(net, span->nbytes, span->width, s->ranks);
+        span->share = network_share(net, span->nbytes, span->width, s->ranks);
         compute(&c, span->ready - profile->forward_ns);
         if (c.done >= work && s->backward_end < 0) s->backward_end = c.now;
         communicate(&c, span, T, work, &s->backward_end);

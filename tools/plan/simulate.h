@@ -16,6 +16,7 @@ struct span {
     double ready, begin, end; /* ns from the begin of forward; ready: its last gradient */
     double exposed;           /* ns by which it makes the step longer */
     double nbytes;            /* padding included */
+    size_t width;             /* of an element */
     size_t items;             /* gradients of which it holds anything */
     double share;             /* of the processor */
 };
