@@ -28,6 +28,7 @@
 #include "amp.h"
 #include "ddp.h"
 #include "ddp_logging.h"
+#include "powersgd.h"
 #include "sync_batch_norm.h"
 #include "metrics.h"
 #include "loader.h"

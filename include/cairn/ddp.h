@@ -282,6 +282,8 @@ struct ddp_comm_hook {
     cairn_status (*begin)(void *ctx, const struct ddp_bucket *bucket, cairn_work **work);
     /* (optional) The work is done: what remains to be done with the buffer. Order of buckets. */
     cairn_status (*finish)(void *ctx, const struct ddp_bucket *bucket);
+    /* ON: a parameter larger than a bucket is not split, so that the buffer holds all of it. OFF */
+    cairn_switch whole_parameters;
 };
 
 /* Once, before the first backward; collective, the same on every rank. hook is copied, its strings and ctx are not.
@@ -289,7 +291,8 @@ struct ddp_comm_hook {
  * similar options have no effect. It must be equal on all ranks, or they diverge. Errors: CAIRN_EINVAL; CAIRN_ESTATE
  * there is one already, or a backward has run, under ddp_no_sync too; CAIRN_ENOMEM. An error of one rank is one on all,
  * and while the group lives they go on without the hook.
- * Cost: where it changes what travels, old and new buckets exist side by side for a moment.
+ * Cost: where it changes what travels, or keeps parameters whole, old and new buckets exist side by side for a
+ * moment.
  * Source: torch.distributed.algorithms.ddp_comm_hooks. */
 CAIRN_API cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook *hook);
 

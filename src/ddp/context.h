@@ -10,6 +10,7 @@
  *   nonfinite.c ranks whose own gradients were infinite or NaN
  *   join.c      uneven inputs
  *   hooks.c     communication hooks
+ *   powersgd.c  the hook of PowerSGD, and its state; low_rank.c its arithmetic
  *   buffers.c   rank 0's buffers to all
  *   weights.c   rank 0's weights to all
  *   agree.c     agreement on parameters and buffers
@@ -60,6 +61,19 @@ struct cairn__ddp_send {
     cairn_work *work;
 };
 
+struct cairn__entries;
+struct cairn__powersgd;
+
+/* What a hook of ddp's own does beside begin and finish. */
+struct cairn__own_hook {
+    cairn_status (*settle)(struct ddp_context *d); /* all buckets of a backward are done */
+    /* Its part of the context's state: as of struct cairn__stateful_ops. */
+    cairn_status (*list)(struct ddp_context *d, struct cairn__entries *entries);
+    cairn_status (*check)(const struct ddp_context *d, const struct cairn__entries *entries);
+    void (*loaded)(struct ddp_context *d, const struct cairn__entries *entries);
+    void (*end)(struct ddp_context *d); /* collective */
+};
+
 struct ddp_context {
     const char *call;    /* that made it: "ddp_create" */
     cairn_module *model; /* NULL: the set is the user's */
@@ -67,8 +81,10 @@ struct ddp_context {
     cairn_group *group, *channel; /* the user's; ours */
     struct ddp_options
         options; /* complete: no field is DEFAULT or 0 where that means something else; its lists are ours */
-    struct ddp_comm_hook hook;      /* begin NULL: the all-reduce */
-    bool has_hook, reduces_nothing; /* by the hook of ddp_noop_hook */
+    struct ddp_comm_hook hook;              /* begin NULL: the all-reduce */
+    bool has_hook, reduces_nothing;         /* by the hook of ddp_noop_hook */
+    const struct cairn__own_hook *own_hook; /* NULL: the hook is the user's, or there is none */
+    struct cairn__powersgd *powersgd;       /* its state, where that is it */
 
     struct cairn__ddp_shared *shared; /* [num_shared] in order of registration */
     size_t num_shared;
@@ -193,6 +209,12 @@ cairn_status cairn__ddp_settle(struct ddp_context *d);
 /* Collective, once for each choice of slots, before the second forward: buckets in rank 0's order of arrival. */
 cairn_status cairn__ddp_rebuild(struct ddp_context *d);
 
+/* The bucket's all-reduce, as without a hook. Its parts: gradients are divided where they are to be before a sum; what
+ * a sum over the ranks is divided by, 0 = nothing (cairn__group_average). */
+cairn_status cairn__ddp_reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work);
+void cairn__ddp_weigh(const struct ddp_context *d, const struct ddp_bucket *bucket);
+int cairn__ddp_divisor(const struct ddp_context *d);
+
 /* A bucket as the user sees it. */
 struct ddp_bucket cairn__ddp_bucket_view(const struct ddp_context *d, size_t b);
 
@@ -269,6 +291,13 @@ void cairn__ddp_nonfinite_begin(struct ddp_context *d);
 struct cairn__nonfinite *cairn__ddp_nonfinite_sources(struct ddp_context *d);
 /* The listener's nonfinite_ranks. */
 cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *checked);
+
+/* ---- hooks.c ---- */
+
+/* CAIRN_ESTATE: there is a hook, or a backward has run. */
+cairn_status cairn__ddp_may_hook(const char *call, const struct ddp_context *d);
+/* Collective, as the second one of every call that registers a hook: CAIRN_EPEER where ranks register others. */
+cairn_status cairn__ddp_agree_on_hook(const struct ddp_context *d, const struct ddp_comm_hook *hook);
 
 /* ---- local.c ---- */
 

@@ -191,6 +191,7 @@ void ddp_destroy(ddp_context **ddp) {
     if (d->set->in_backward) cairn__param_set_make_incomplete(d->set); /* declared, and never averaged */
     cairn__param_set_drop_unsynced(d->set);
     cairn__ddp_buffers_end(d);
+    if (d->own_hook) d->own_hook->end(d);
     cairn__ddp_detach(d);
     if (was_alive && cairn__group_progress(d->channel) != CAIRN_OK)
         cairn__log(CAIRN_LOG_ERROR, "ddp_destroy: %s", cairn_last_error());

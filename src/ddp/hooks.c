@@ -50,6 +50,16 @@ static bool holds_gradients(const struct ddp_context *d) {
     return false;
 }
 
+cairn_status cairn__ddp_may_hook(const char *call, const struct ddp_context *d) {
+    REQUIRE(!d->shards, CAIRN_ENOTSUP, "%s: a hook reduces what ddp_options.shard_optimizer scatters; give one of them",
+            call);
+    REQUIRE(!d->has_hook, CAIRN_ESTATE, "%s: the context has a hook already ('%s')", call,
+            d->hook.name ? d->hook.name : "without a name");
+    REQUIRE(!d->has_reduced && !d->running && !holds_gradients(d), CAIRN_ESTATE,
+            "%s: a backward has run already; register the hook before the first one", call);
+    return CAIRN_OK;
+}
+
 static cairn_status read_hook(const struct ddp_context *d, const struct ddp_comm_hook *given,
                               struct ddp_comm_hook *out) {
     cairn_status st = CAIRN_OK;
@@ -59,12 +69,12 @@ static cairn_status read_hook(const struct ddp_context *d, const struct ddp_comm
     REQUIRE(out->wire == 0 || out->wire == CAIRN_F32 || out->wire == CAIRN_F16 || out->wire == CAIRN_BF16, CAIRN_EINVAL,
             "ddp_register_comm_hook: wire is %s (%d); it must be f32, f16 or bf16", cairn_dtype_name(out->wire),
             (int)out->wire);
-    REQUIRE(!d->shards, CAIRN_ENOTSUP,
-            "ddp_register_comm_hook: a hook reduces what ddp_options.shard_optimizer scatters; give one of them");
-    REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: the context has a hook already ('%s')",
-            d->hook.name ? d->hook.name : "without a name");
-    REQUIRE(!d->has_reduced && !d->running && !holds_gradients(d), CAIRN_ESTATE,
-            "ddp_register_comm_hook: a backward has run already; register the hook before the first one");
+    REQUIRE(out->whole_parameters == CAIRN_DEFAULT || out->whole_parameters == CAIRN_ON ||
+                out->whole_parameters == CAIRN_OFF,
+            CAIRN_EINVAL,
+            "ddp_register_comm_hook: whole_parameters is %d; it must be CAIRN_ON, CAIRN_OFF or 0 (the default)",
+            (int)out->whole_parameters);
+    TRY(cairn__ddp_may_hook("ddp_register_comm_hook", d));
 out:
     return st;
 }
@@ -73,10 +83,10 @@ out:
 
 struct hook_told {
     char name[64];
-    int32_t wire, begins, finishes;
+    int32_t wire, begins, finishes, whole;
 };
 
-static cairn_status agree_on_hook(const struct ddp_context *d, const struct ddp_comm_hook *hook) {
+cairn_status cairn__ddp_agree_on_hook(const struct ddp_context *d, const struct ddp_comm_hook *hook) {
     cairn_status st = CAIRN_OK;
     struct hook_told *all = NULL, mine;
     if (cairn_group_size(d->channel) == 1) return CAIRN_OK;
@@ -86,6 +96,7 @@ static cairn_status agree_on_hook(const struct ddp_context *d, const struct ddp_
     mine.wire = (int32_t)hook->wire;
     mine.begins = hook->begin != NULL;
     mine.finishes = hook->finish != NULL;
+    mine.whole = hook->whole_parameters == CAIRN_ON;
     TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
     for (int r = 1; r < cairn_group_size(d->channel); r++) {
         if (memcmp(&all[0], &all[r], sizeof(mine)) == 0) continue;
@@ -105,7 +116,7 @@ cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_register_comm_hook: ddp is NULL");
     st = read_hook(ddp, hook, &own);
     TRY(cairn__group_agree_on_status(ddp->channel, "ddp_register_comm_hook", st));
-    TRY(agree_on_hook(ddp, &own));
+    TRY(cairn__ddp_agree_on_hook(ddp, &own));
     TRY(cairn__ddp_use_hook(ddp, &own));
     ddp->has_hook = true;
     ddp->reduces_nothing = own.begin == begin_nothing;

@@ -69,7 +69,9 @@ static void choose_wires(struct ddp_context *d) {
 
 static struct cairn__ddp_limits limits_of(const struct ddp_context *d) {
     const struct ddp_options *o = &d->options;
-    const size_t slices = d->shards ? (size_t)cairn_group_size(d->group) : 0;
+    /* One slice: no parameter is split. */
+    const size_t whole = d->hook.whole_parameters == CAIRN_ON;
+    const size_t slices = d->shards ? (size_t)cairn_group_size(d->group) : whole;
     struct cairn__ddp_limits limits = {o->first_bucket_nbytes, o->bucket_nbytes, (size_t)o->message_size, slices};
     if (o->delay_allreduce == CAIRN_ON || o->num_trigger_params > 0)
         limits = (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0, slices};
@@ -303,24 +305,22 @@ static cairn_status fail_bucket(const struct ddp_context *d, size_t b, cairn_sta
                        (long long)d->backwards + 1, cause);
 }
 
-static cairn_status add_up(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
+void cairn__ddp_weigh(const struct ddp_context *d, const struct ddp_bucket *bucket) {
     const float weight = (float)(1 / d->options.gradient_predivide_factor);
-    if (weight != 1)
+    if (d->options.gradient_average == CAIRN_OFF && weight != 1)
         device_of(d)->passes->mul_scalar(device_of(d), bucket->dtype, bucket->buffer, bucket->buffer, bucket->n,
                                          weight);
-    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, 0,
-                                cairn__ddp_nonfinite_sources(d), work);
 }
 
-/* The divisor of an average. */
-static int divisor_of(const struct ddp_context *d) {
+int cairn__ddp_divisor(const struct ddp_context *d) {
     const bool all = d->options.join_divide_by_initial_world_size != CAIRN_OFF || d->active < 1;
+    if (d->options.gradient_average == CAIRN_OFF) return 0;
     return all ? cairn_group_size(d->channel) : d->active;
 }
 
-static cairn_status reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
-    if (d->options.gradient_average == CAIRN_OFF) return add_up(d, bucket, work);
-    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, divisor_of(d),
+cairn_status cairn__ddp_reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
+    cairn__ddp_weigh(d, bucket);
+    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, cairn__ddp_divisor(d),
                                 cairn__ddp_nonfinite_sources(d), work);
 }
 
@@ -334,7 +334,8 @@ static cairn_status launch(struct ddp_context *d, size_t b) {
     if (d->sends[b].skipped) return CAIRN_OK;
     const struct ddp_bucket view = cairn__ddp_bucket_view(d, b);
     cairn__ddp_times_launch(&d->times, b, view.n * cairn_dtype_nbytes(view.dtype));
-    st = d->hook.begin ? d->hook.begin(d->hook.ctx, &view, &d->sends[b].work) : reduce(d, &view, &d->sends[b].work);
+    st = d->hook.begin ? d->hook.begin(d->hook.ctx, &view, &d->sends[b].work)
+                       : cairn__ddp_reduce(d, &view, &d->sends[b].work);
     d->sends[b].launched = st == CAIRN_OK;
     if (st != CAIRN_OK) st = fail_bucket(d, b, st);
 out:
@@ -581,6 +582,7 @@ static cairn_status settle(struct ddp_context *d) {
     if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* their overflow is in no bucket */
     if (found || (d->speaks && cairn__group_checks_results(d->channel)))
         TRY(cairn__param_set_on_reduced(d->set, found));
+    if (d->own_hook) TRY(d->own_hook->settle(d));
     d->backwards++;
     d->has_reduced = true;
     d->set->ranks_differ |= d->reduces_nothing;
@@ -715,9 +717,10 @@ cairn_status cairn__ddp_rebuild(struct ddp_context *d) {
 
 /* ---- hooks ---- */
 
-static bool changes_wires(const struct ddp_context *d) {
+static bool changes_plan(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         if (wire_of(d, d->slots[s].param) != d->slots[s].wire) return true;
+        if (d->hook.whole_parameters == CAIRN_ON && d->plan.places[s].num_buckets > 1) return true;
     }
     return false;
 }
@@ -728,7 +731,7 @@ cairn_status cairn__ddp_use_hook(struct ddp_context *d, const struct ddp_comm_ho
     void *arenas[CAIRN_U8 + 1] = {NULL};
     cairn_status st = CAIRN_OK;
     d->hook = *hook;
-    if (changes_wires(d)) {
+    if (changes_plan(d)) {
         st = make_plan(d, NULL, &l);
         TRY(cairn__group_agree_on_status(d->channel, "ddp_register_comm_hook", st));
         TRY(alloc_arenas(d, &l.plan, arenas));

@@ -1,4 +1,4 @@
-/* What ddp saves, and whose the entries of its parameters and buffers are. */
+/* What ddp saves (beside powersgd.c), and whose the entries of its parameters and buffers are. */
 #include <string.h>
 
 #include "comm/group.h"
@@ -50,6 +50,7 @@ static cairn_status list(void *object, struct cairn__entries *entries) {
     const enum cairn__entry_owner owner = spans_all(d) ? CAIRN__ENTRY_SHARED : CAIRN__ENTRY_RANK;
     TRY(cairn__entries_add_host_array(entries, owner, CAIRN_I64, 1, shape, d->listed, "order"));
     TRY(cairn__entries_add_i64(entries, owner, d->backwards, "backwards"));
+    if (d->own_hook) TRY(d->own_hook->list(d, entries));
 out:
     return st;
 }
@@ -68,11 +69,11 @@ static bool take_order(struct ddp_context *d, bool *seen) {
 }
 
 static cairn_status check(const void *object, const struct cairn__entries *entries) {
-    (void)object;
     const int64_t backwards = cairn__entries_i64(entries, "backwards");
     REQUIRE(backwards >= 0 && backwards < (int64_t)1 << 62, CAIRN_EINVAL, "ddp: backwards is %lld",
             (long long)backwards);
-    return CAIRN_OK;
+    const struct ddp_context *d = object;
+    return d->own_hook ? d->own_hook->check(d, entries) : CAIRN_OK;
 }
 
 /* The next forward plans buckets in rank 0's order, as it does behind the first backward. */
@@ -86,6 +87,7 @@ static cairn_status loaded(void *object, const struct cairn__entries *entries) {
     d->backwards = cairn__entries_i64(entries, "backwards");
     if (take_order(d, seen)) d->num_arrived = d->num_slots;
     if (!d->reducer && !d->shards) d->rebuilt = false;
+    if (d->own_hook) d->own_hook->loaded(d, entries);
 out:
     cairn__free(seen);
     return st;

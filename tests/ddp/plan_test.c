@@ -187,6 +187,18 @@ static void large_item_lies_in_several_buckets_in_one_piece(void **state) {
     cairn__ddp_plan_free(&plan);
 }
 
+static void large_item_stays_in_one_bucket_of_one_slice(void **state) {
+    (void)state;
+    const struct cairn__ddp_item items[] = {{100, CAIRN_F32, false},
+                                            {300 * KIB / 4, CAIRN_F32, false},
+                                            {100, CAIRN_F32, false}};
+    struct cairn__ddp_plan plan = plan_of(items, 3, NULL, (struct cairn__ddp_limits){64 * KIB, 64 * KIB, 0, 1});
+    assert_int_equal(plan.count, 2); /* the last item and the large one; the first */
+    assert_int_equal(plan.places[1].num_buckets, 1);
+    assert_int_equal(plan.places[2].bucket, plan.places[1].bucket);
+    cairn__ddp_plan_free(&plan);
+}
+
 static void nothing_below_64_kib_is_split(void **state) {
     (void)state;
     const struct cairn__ddp_item items[] = {{32 * KIB, CAIRN_F16, false}, {32 * KIB + 1, CAIRN_F16, false}};
@@ -326,6 +338,7 @@ int main(void) {
         cmocka_unit_test(elements_count_instead_of_bytes_and_split_nothing),
         cmocka_unit_test(triggers_close_their_bucket),
         cmocka_unit_test(large_item_lies_in_several_buckets_in_one_piece),
+        cmocka_unit_test(large_item_stays_in_one_bucket_of_one_slice),
         cmocka_unit_test(nothing_below_64_kib_is_split),
         cmocka_unit_test(pieces_keep_together_whatever_other_types_do),
         cmocka_unit_test(types_share_no_bucket_and_close_none),
