@@ -54,11 +54,9 @@ static void describe_values(const struct cairn__call *c, char *text, size_t nbyt
     const uint64_t n = c->n;
     switch ((enum cairn__call_kind)c->kind) {
     case CAIRN__ALLREDUCE:
+    case CAIRN__REDUCE_SCATTER:
         if (c->divisor > 0) snprintf(text, nbytes, "%" PRIu64 " %s to %s over %d", n, type, op, c->divisor);
         else snprintf(text, nbytes, "%" PRIu64 " %s to %s", n, type, op);
-        break;
-    case CAIRN__REDUCE_SCATTER:
-        snprintf(text, nbytes, "%" PRIu64 " %s to %s", n, type, op);
         break;
     case CAIRN__REDUCE:
         snprintf(text, nbytes, "%" PRIu64 " %s to %s at rank %d", n, type, op, c->root);

@@ -29,7 +29,7 @@ struct cairn__call {
     union {              /* one place: each kind has one of them at most */
         int32_t root;    /* of a reduce or broadcast */
         int32_t peer;    /* of a send or recv: the other rank */
-        int32_t divisor; /* of an all-reduce to the average: 0 = the group's size */
+        int32_t divisor; /* of an all-reduce or reduce-scatter to the average: 0 = the group's size */
     };
     uint8_t kind, dtype, redop, unused;
 };
@@ -46,8 +46,9 @@ static inline bool cairn__call_is_message(const struct cairn__call *call) {
 
 /* What a reduction over so many ranks is divided by: 1, but for averages. */
 static inline int cairn__call_divisor(const struct cairn__call *call, int size) {
+    const bool may_differ = call->kind == CAIRN__ALLREDUCE || call->kind == CAIRN__REDUCE_SCATTER;
     if (call->redop != CAIRN_AVG) return 1;
-    return call->kind == CAIRN__ALLREDUCE && call->divisor > 0 ? call->divisor : size;
+    return may_differ && call->divisor > 0 ? call->divisor : size;
 }
 
 /* Two ranks' calls belong together. A send belongs to a recv of the same number, count and type. */

@@ -155,6 +155,14 @@ cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_d
     return run(group, &(struct arguments){CAIRN__ALLREDUCE, x, x, n, dtype, op, over, nonfinite}, work);
 }
 
+cairn_status cairn__group_average_slice(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
+                                        struct cairn__nonfinite *nonfinite, cairn_work **work) {
+    const int over = !group || divisor == group->size ? 0 : divisor;
+    const cairn_redop op = divisor ? CAIRN_AVG : CAIRN_SUM;
+    char *const own = group && x ? (char *)x + (size_t)group->rank * n * cairn_dtype_nbytes(dtype) : x;
+    return run(group, &(struct arguments){CAIRN__REDUCE_SCATTER, own, x, n, dtype, op, over, nonfinite}, work);
+}
+
 cairn_status cairn_reduce(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype, cairn_redop op,
                           int root, cairn_work **work) {
     return run(group, &(struct arguments){CAIRN__REDUCE, dst, src, n, dtype, op, root, NULL}, work);

@@ -77,6 +77,11 @@ cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64
 cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
                                   struct cairn__nonfinite *nonfinite, cairn_work **work);
 
+/* The same of x [size * n], of which this rank gets its slice alone, x + rank * n; the others are undefined then. The
+ * bits are those of cairn__group_average, and so is *found of cairn__work_finish. */
+cairn_status cairn__group_average_slice(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
+                                        struct cairn__nonfinite *nonfinite, cairn_work **work);
+
 /* Whether the backend fills nonfinite: with cairn__group_checks_results alike on all ranks, else on each rank for the
  * elements that it reduced itself. nccl does not. */
 bool cairn__group_finds_nonfinite(const cairn_group *group);

@@ -266,6 +266,49 @@ static char *averages_over_some(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
+/* x, plain [p * n]; whose: ranks that bring an infinity. */
+static char *check_slices(cairn_group *group, void *x, void *plain, size_t n, cairn_dtype dtype, int divisor,
+                          unsigned whose) {
+    const int p = cairn_group_size(group), rank = cairn_group_rank(group);
+    const size_t width = cairn_dtype_nbytes(dtype), at = (size_t)rank * n * width;
+    uint32_t found[2] = {0, 0};
+    cairn_work *work = NULL;
+    struct cairn__nonfinite nonfinite = {.found = 0};
+    for (size_t i = 0; i < (size_t)p * n; i++) put_value(x, i, dtype, (double)((int)(i * 7 % 1001) - 500 + rank) / 8);
+    if (whose >> rank & 1) put_value(x, (size_t)rank * 7919 % ((size_t)p * n), dtype, (double)INFINITY);
+    memcpy(plain, x, (size_t)p * n * width);
+    EXPECT_OK(cairn__group_average(group, plain, (size_t)p * n, dtype, divisor, NULL, &work));
+    EXPECT_OK(cairn__work_finish(&work, &found[0]));
+    EXPECT_OK(cairn__group_average_slice(group, x, n, dtype, divisor, whose ? &nonfinite : NULL, &work));
+    EXPECT_OK(cairn__work_finish(&work, &found[1]));
+    EXPECT(memcmp((char *)x + at, (char *)plain + at, n * width) == 0);
+    EXPECT(found[0] == found[1]);
+    if (!whose || !cairn__group_checks_results(group)) return NULL;
+    EXPECT(nonfinite.found == 1 && nonfinite.ranks.bits[0] == whose);
+    return NULL;
+}
+
+static char *slices_of_averages(cairn_group *group, void *ctx) {
+    (void)ctx;
+    enum { MOST = 20000 };
+    static const cairn_dtype floats[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
+    static const size_t sizes[] = {1, 64, 4099, MOST};
+    const int p = cairn_group_size(group);
+    struct room room;
+    PASS(room_open(group, &room, 1, (size_t)p * MOST * 2 * sizeof(float)));
+    for (int t = 0; t < 3; t++) {
+        for (int s = 0; s < 4; s++) {
+            void *const memory = s % 2 ? room.registered : room.ordinary;
+            char *const plain = (char *)memory + (size_t)p * MOST * sizeof(float);
+            for (int divisor = 0; divisor <= p; divisor++)
+                PASS(check_slices(group, memory, plain, sizes[s], floats[t], divisor, 0));
+            if (cairn__group_finds_nonfinite(group))
+                PASS(check_slices(group, memory, plain, sizes[s], floats[t], p, p > 1 ? 2 : 1));
+        }
+    }
+    return room_close(group, &room);
+}
+
 /* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whichever rank has the large number, and
  * where. */
 static double one_is_large(int rank, size_t i) {
@@ -800,6 +843,7 @@ const struct collectives_case collectives_cases[] = {
     {"nothing_is_a_valid_count", nothing_at_all},
     {"averages_of_large_halves_do_not_overflow", averages_that_would_overflow},
     {"averages_may_be_over_fewer_ranks_than_there_are", averages_over_some},
+    {"slices_of_averages_have_the_bits_of_the_whole", slices_of_averages},
     {"sums_of_halves_are_rounded_once_at_every_position", one_rounding},
     {"reductions_go_in_rank_order", rank_order},
     {"least_and_greatest_of_odd_numbers_are_defined", least_and_greatest},

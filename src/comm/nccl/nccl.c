@@ -58,7 +58,8 @@ static bool is_average_of_halves(const struct cairn__call *call) {
 
 /* NCCL's own average is over all ranks. */
 static bool is_average_of_some(const struct cairn__call *call) {
-    return call->kind == CAIRN__ALLREDUCE && call->redop == CAIRN_AVG && call->divisor > 0;
+    const bool may_be = call->kind == CAIRN__ALLREDUCE || call->kind == CAIRN__REDUCE_SCATTER;
+    return may_be && call->redop == CAIRN_AVG && call->divisor > 0;
 }
 
 /* What is left to multiply by when NCCL is done. */
