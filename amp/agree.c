@@ -190,6 +190,57 @@ out:
     return st;
 }
 
+/* counts [2 * parameters] become those of all ranks. */
+static cairn_status sum_counts(const struct cairn__sharers *sharers, uint64_t *counts, size_t n) {
+    uint64_t *all = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc((size_t)sharers->size * n, sizeof(all[0]), (void **)&all));
+    TRY(sharers->gather(sharers->ctx, all, counts, n * sizeof(counts[0])));
+    for (size_t i = 0; i < n; i++) {
+        counts[i] = 0;
+        for (size_t r = 0; r < (size_t)sharers->size; r++) counts[i] += all[r * n + i];
+    }
+out:
+    cairn__free(all);
+    return st;
+}
+
+static uint32_t at_most_32_bits(uint64_t n) {
+    return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+}
+
+cairn_status cairn__guard_unite_shards(struct cairn__amp_guard *g) {
+    const struct cairn__sharers *sharers = cairn__optimizer_sharers(g->optimizer);
+    struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
+    struct cairn_device *d = g->env->device;
+    const size_t count = cairn_optimizer_num_params(g->optimizer);
+    struct cairn__overflow *overflows = NULL;
+    uint64_t *counts = NULL;
+    uint32_t skips = 0;
+    cairn_status st = CAIRN_OK;
+    if (!sharers || !cairn__is_on_host(d)) return CAIRN_OK;
+    TRY(cairn__device_download(d, &skips, cairn__optimizer_skip(g->optimizer), sizeof(skips)));
+    if (!skips) return CAIRN_OK;
+    TRY(cairn__calloc(count, sizeof(overflows[0]), (void **)&overflows));
+    TRY(cairn__calloc(2 * count, sizeof(counts[0]), (void **)&counts));
+    TRY(cairn__device_download(d, overflows, cairn__optimizer_overflows(g->optimizer), count * sizeof(overflows[0])));
+    for (size_t i = 0; i < count; i++) {
+        counts[2 * i] = overflows[i].infs;
+        counts[2 * i + 1] = overflows[i].nans;
+    }
+    TRY(sum_counts(sharers, counts, 2 * count));
+    for (size_t i = 0; i < count; i++) {
+        if (!params[i]->is_sharded) continue;
+        overflows[i].infs = at_most_32_bits(counts[2 * i]);
+        overflows[i].nans = at_most_32_bits(counts[2 * i + 1]);
+    }
+    TRY(cairn__device_upload(d, cairn__optimizer_overflows(g->optimizer), overflows, count * sizeof(overflows[0])));
+out:
+    cairn__free(overflows);
+    cairn__free(counts);
+    return st;
+}
+
 cairn_status cairn__guard_find_nonfinite_ranks(struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = g->env->device;

@@ -86,6 +86,7 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     g->nonfinite_ranks = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
     if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g)); /* of this optimizer's own overflow alone */
+    if (g->skips) TRY(cairn__guard_unite_shards(g));
     if (g->skips && cairn__optimizer_partners(g->optimizer)) TRY(cairn__guard_agree_with_partners(g));
     TRY(cairn__guard_count(g));
     /* Scalers of the losses since the last step are updated, unless another optimizer's step has, and listed in *end:

@@ -93,6 +93,10 @@ void cairn__guard_explain_own(const struct cairn__amp_guard *guard, const struct
  * group. */
 cairn_status cairn__guard_find_nonfinite_ranks(struct cairn__amp_guard *guard);
 
+/* After the same: if the step will be skipped, overflows count the elements of all ranks that share updates. Does
+ * nothing on a GPU, where counts of shards are not taken. Errors: of the group; CAIRN_ENOMEM. */
+cairn_status cairn__guard_unite_shards(struct cairn__amp_guard *guard);
+
 /* What the optimizer's gradients are, unscaled, as far as scaler's rule looks at them; with those of ranks or partners
  * that decide on the step together. Waits for the device; collective where others take part. Errors: CAIRN_ENOMEM;
  * CAIRN_ESTATE a graph is being recorded; CAIRN_EDEVICE; of the group. (statistics.c) */

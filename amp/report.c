@@ -71,7 +71,7 @@ static cairn_status make_report(struct cairn_device *d, const struct cairn__para
     const struct cairn__grad_view grad = cairn__grad_peek(p->gradient);
     *out = (struct amp_gradient_report){.name = p->name, .dtype = grad.values, .scale = 1};
     if (!grad.x) return CAIRN_OK;
-    out->n = p->n;
+    out->n = grad.n;
     out->zeros = c->zeros;
     out->subnormals = c->subnormals;
     out->infs = c->infs;
@@ -104,7 +104,7 @@ cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, 
     TRY(cairn__calloc(count, sizeof(host[0]), (void **)&host));
     for (size_t i = 0; i < count; i++) {
         const struct cairn__grad_view grad = cairn__grad_peek(params[i]->gradient);
-        const struct cairn__item item = {.n = params[i]->n, .x = grad.x};
+        const struct cairn__item item = {.n = grad.n, .x = grad.x};
         if (item.x) d->passes->census(d, &item, 1, grad.dtype, least_normal(grad.values), &census[i]);
     }
     TRY(cairn__device_download(d, host, census, count * sizeof(host[0])));

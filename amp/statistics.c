@@ -86,19 +86,17 @@ out:
 /* Two censuses of a gradient, of which the second only compares; one where nothing is compared. */
 static void take_censuses(const struct cairn__amp_guard *g, const struct counted *list, const struct thresholds *t) {
     struct cairn_device *d = g->env->device;
-    struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
     const size_t count = cairn_optimizer_num_params(g->optimizer);
     const double of[] = {t->saturating, t->saturating_if_grown};
     for (size_t i = 0; i < 2 * count; i++) {
         const struct counted *c = &list[i % count];
-        const struct cairn__item item = {.n = params[i % count]->n, .x = c->grad.x};
+        const struct cairn__item item = {.n = c->grad.n, .x = c->grad.x};
         if (c->grad.x && (i < count || of[1] > 0))
             d->passes->census(d, &item, 1, c->grad.dtype, (float)(of[i / count] / c->factor), &g->census[i]);
     }
 }
 
 static cairn_status count_own(struct cairn__amp_guard *g, const amp_scaler *s, struct amp_scaler_statistics *own) {
-    struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
     const size_t count = cairn_optimizer_num_params(g->optimizer);
     struct counted *list = NULL;
     struct thresholds t;
@@ -111,7 +109,7 @@ static cairn_status count_own(struct cairn__amp_guard *g, const amp_scaler *s, s
     TRY(cairn__device_download(g->env->device, g->host_census, g->census, 2 * count * sizeof(g->census[0])));
     for (size_t i = 0; i < count; i++) {
         const struct cairn__census *c = &g->host_census[i], *grown = &g->host_census[count + i];
-        const int64_t n = (int64_t)params[i]->n, others = n - (int64_t)c->zeros;
+        const int64_t n = (int64_t)list[i].grad.n, others = n - (int64_t)c->zeros;
         if (!list[i].grad.x) continue;
         const struct amp_scaler_statistics one = {.largest = c->largest * list[i].factor,
                                                   .elements = n,
@@ -141,12 +139,17 @@ static cairn_status exchange(struct cairn__amp_guard *g, struct amp_scaler_stati
     enum { WORDS = sizeof(*mine) / sizeof(int32_t) };
     const struct cairn__partners *partners = cairn__optimizer_partners(g->optimizer);
     struct amp_scaler_statistics *said = NULL;
+    const struct cairn__sharers *sharers = cairn__optimizer_sharers(g->optimizer);
     const size_t most = (size_t)(partners && partners->size > g->env->size ? partners->size : g->env->size);
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(most, sizeof(said[0]), (void **)&said));
     if (g->agrees) {
         TRY(g->env->gather(g->env, (int32_t *)(void *)said, (const int32_t *)(const void *)mine, WORDS));
         unite(mine, said, g->env->size);
+    }
+    if (sharers) {
+        TRY(sharers->gather(sharers->ctx, said, mine, sizeof(*mine)));
+        unite(mine, said, sharers->size);
     }
     if (partners) {
         TRY(partners->gather(partners->ctx, said, mine, sizeof(*mine)));
@@ -165,7 +168,7 @@ cairn_status cairn__guard_statistics(struct cairn__amp_guard *g, const amp_scale
         g->env->device, "the loss scaler looks at the gradients of each step, which have no values yet; step between "
                         "replays, or choose a scaler that counts overflows alone"));
     const cairn_status own = count_own(g, s, out);
-    if (!g->agrees && !cairn__optimizer_partners(g->optimizer)) return own;
+    if (!g->agrees && !cairn__optimizer_partners(g->optimizer) && !cairn__optimizer_sharers(g->optimizer)) return own;
     if (own != CAIRN_OK) out->struct_size = 0; /* the others wait for an answer */
     TRY(exchange(g, out));
     if (own != CAIRN_OK) return own;

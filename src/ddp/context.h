@@ -110,9 +110,10 @@ struct ddp_context {
     bool speaks; /* a reduction's check for inf and NaN holds for gradients copied back too */
 
     struct cairn__grad_listener listener;
-    void *losses;            /* group memory: which ranks' losses were infinite or NaN; NULL = not yet */
-    cairn_work *losses_sent; /* of this backward */
-    size_t next;             /* bucket to go out next */
+    struct cairn__sharers sharers; /* of the listener, with shards */
+    void *losses;                  /* group memory: which ranks' losses were infinite or NaN; NULL = not yet */
+    cairn_work *losses_sent;       /* of this backward */
+    size_t next;                   /* bucket to go out next */
     size_t
         *order; /* [num_slots] slots in the order they arrived in this backward, or the last one; num_arrived of them */
     size_t num_arrived;
@@ -224,8 +225,11 @@ struct ddp_bucket cairn__ddp_bucket_view(const struct ddp_context *d, size_t b);
 cairn_status cairn__ddp_shards_check(const struct ddp_context *d);
 /* Collective, when arenas are there: cuts masters and moments, and moves weights. */
 cairn_status cairn__ddp_shards_begin(struct ddp_context *d);
-/* The listener's updated. */
-cairn_status cairn__ddp_shards_updated(void *ctx, struct cairn__param *const *params, size_t count);
+/* Collective: a backward has been reduced, and found says whether a result was infinite or NaN, as far as the backend
+ * checks them. Flags of its gradients are then equal on all ranks. */
+cairn_status cairn__ddp_shards_reduced(struct ddp_context *d, uint32_t found);
+/* For the listener; NULL = ranks do not share updates. */
+const struct cairn__sharers *cairn__ddp_sharers(struct ddp_context *d);
 /* Collective: masters, moments and weights are whole again. Errors: CAIRN_ENOMEM on every rank, and nothing has
  * changed. Where the group is dead, or dies, masters and moments stay as they are: their optimizers cannot step. */
 cairn_status cairn__ddp_shards_end(struct ddp_context *d);

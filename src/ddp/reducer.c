@@ -231,13 +231,14 @@ static void copy_in(struct ddp_context *d, size_t s) {
                      cairn__grad_memory(p->gradient), p->dtype, p->n);
 }
 
-/* The part of a slot that lies in a bucket. */
+/* The part of a slot that lies in a bucket, and that this rank has the average of. */
 static void list_part(const struct ddp_context *d, const struct cairn__ddp_bucket *bucket, size_t s,
                       struct cairn__item *item) {
     const struct cairn__param *p = d->slots[s].param;
-    const size_t offset = d->plan.places[s].offset;
-    const size_t begin = offset > bucket->begin ? offset : bucket->begin;
-    const size_t slot_end = offset + p->n, bucket_end = bucket->begin + bucket->n;
+    const struct cairn__shard shard = cairn__param_shard(p);
+    const size_t offset = d->plan.places[s].offset, slot_begin = offset + shard.first;
+    const size_t begin = slot_begin > bucket->begin ? slot_begin : bucket->begin;
+    const size_t slot_end = slot_begin + shard.n, bucket_end = bucket->begin + bucket->n;
     const size_t end = slot_end < bucket_end ? slot_end : bucket_end;
     *item = (struct cairn__item){.n = end - begin,
                                  .dst = (char *)cairn__grad_memory(p->gradient) +
@@ -318,10 +319,15 @@ int cairn__ddp_divisor(const struct ddp_context *d) {
     return all ? cairn_group_size(d->channel) : d->active;
 }
 
+/* Where ranks share updates each gets its slice of the bucket alone. */
 cairn_status cairn__ddp_reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
+    struct cairn__nonfinite *const sources = cairn__ddp_nonfinite_sources(d);
+    const int divisor = cairn__ddp_divisor(d);
+    const size_t slice = bucket->n / (size_t)cairn_group_size(d->channel);
     cairn__ddp_weigh(d, bucket);
-    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, cairn__ddp_divisor(d),
-                                cairn__ddp_nonfinite_sources(d), work);
+    if (!d->shards)
+        return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, divisor, sources, work);
+    return cairn__group_average_slice(d->channel, bucket->buffer, slice, bucket->dtype, divisor, sources, work);
 }
 
 static cairn_status launch(struct ddp_context *d, size_t b) {
@@ -580,8 +586,11 @@ static cairn_status settle(struct ddp_context *d) {
     TRY(finish_all(d, &found));
     TRY(receive_losses(d));
     if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* their overflow is in no bucket */
-    if (found || (d->speaks && cairn__group_checks_results(d->channel)))
+    if (d->shards) {
+        TRY(cairn__ddp_shards_reduced(d, found));
+    } else if (found || (d->speaks && cairn__group_checks_results(d->channel))) {
         TRY(cairn__param_set_on_reduced(d->set, found));
+    }
     if (d->own_hook) TRY(d->own_hook->settle(d));
     d->backwards++;
     d->has_reduced = true;
@@ -647,7 +656,7 @@ void cairn__ddp_listen(struct ddp_context *d) {
                                                 .agree_on_frozen = cairn__ddp_agree_on_frozen,
                                                 .shares_param = cairn__ddp_shares_param,
                                                 .shares_buffer = cairn__ddp_shares_buffer,
-                                                .updated = d->shards ? cairn__ddp_shards_updated : NULL};
+                                                .sharers = cairn__ddp_sharers(d)};
     cairn__param_set_begin_listen(d->set, &d->listener, d->call);
 }
 

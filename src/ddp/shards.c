@@ -1,8 +1,8 @@
 /* Updates that are shared out over the ranks (ZeRO, stage 1; Rajbhandari et al. 2020, section 5.1).
  *
- * Every bucket has as many equal slices as there are ranks, and rank r updates what lies in slice r: at most one piece of
- * each parameter, its shard. Of masters and moments a rank has its shards alone. Behind an update every rank gets the
- * weights of all in the type that they are stored in: those of a module stand in group memory in the layout of the
+ * Every bucket has as many equal slices as there are ranks, and rank r updates what lies in slice r: at most one piece
+ * of each parameter, its shard. Of masters and moments a rank has its shards alone. Behind an update every rank gets
+ * the weights of all in the type that they are stored in: those of a module stand in group memory in the layout of the
  * buckets, so that a bucket's are gathered where they stand; those of the user's travel in copies. Plans are made once,
  * since slices must not move. */
 #include "comm/group.h"
@@ -174,7 +174,7 @@ out:
     return st;
 }
 
-cairn_status cairn__ddp_shards_updated(void *ctx, struct cairn__param *const *params, size_t count) {
+static cairn_status updated(void *ctx, struct cairn__param *const *params, size_t count) {
     struct ddp_context *d = ctx;
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < count; i++) {
@@ -195,6 +195,45 @@ out:
         d->gathers[b].due = false;
     }
     return st;
+}
+
+/* ---- before an update ---- */
+
+static cairn_status share_sum_flags(void *ctx) {
+    const struct ddp_context *d = ctx;
+    const size_t n = d->set->flags_count;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__param_set_make_flags(d->set));
+    for (size_t s = 0; s < d->num_slots; s++) cairn__grad_touch_sum_flag(d->slots[s].param->gradient);
+    TRY(cairn_allreduce(d->channel, d->set->flags + n, n, CAIRN_I32, CAIRN_MAX, NULL));
+out:
+    return st;
+}
+
+/* A backend that does not check results leaves that to each rank, of its shards. */
+cairn_status cairn__ddp_shards_reduced(struct ddp_context *d, uint32_t found) {
+    const bool knows = d->speaks && cairn__group_checks_results(d->channel);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__param_set_on_reduced(d->set, found || !knows));
+    if (knows && !found) {
+        for (size_t s = 0; s < d->num_slots; s++) cairn__grad_drop_agreed_flags(d->slots[s].param->gradient);
+        return CAIRN_OK;
+    }
+    for (size_t s = 0; s < d->num_slots; s++) cairn__grad_touch_flags(d->slots[s].param->gradient);
+    TRY(cairn_allreduce(d->channel, d->set->flags, 2 * d->set->flags_count, CAIRN_I32, CAIRN_MAX, NULL));
+    for (size_t s = 0; s < d->num_slots; s++) cairn__grad_save_agreed_flags(d->slots[s].param->gradient);
+out:
+    return st;
+}
+
+static cairn_status gather(void *ctx, void *all, const void *mine, size_t nbytes) {
+    const struct ddp_context *d = ctx;
+    return cairn__group_exchange(d->channel, all, mine, nbytes);
+}
+
+const struct cairn__sharers *cairn__ddp_sharers(struct ddp_context *d) {
+    d->sharers = (struct cairn__sharers){d, cairn_group_size(d->channel), updated, share_sum_flags, gather};
+    return d->shards ? &d->sharers : NULL;
 }
 
 /* ---- end ---- */

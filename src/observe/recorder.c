@@ -141,7 +141,7 @@ static void result_grad(void *ctx, uint64_t number, const struct cairn__watched 
 
 static void send_grad(struct cairn_recorder *r, const char *what, const struct cairn__param *p) {
     const struct cairn__grad_view g = cairn__grad_peek(p->gradient);
-    const struct cairn__watched values = {g.x, p->n, g.dtype};
+    const struct cairn__watched values = {g.x, g.n, g.dtype};
     char name[NAME];
     put_name(name, what, number_of(p->set), p->name);
     if (send(r, name, step_of_param(p), &values, g.values, p->set->scale) != CAIRN_OK) fail(r);

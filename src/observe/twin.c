@@ -117,10 +117,13 @@ cairn_status cairn_exponents_compare_params(cairn_param_set *half, cairn_param_s
         const struct cairn__grad_view t = cairn__grad_peek(twin->params[i]->gradient);
         struct cairn_twin_loss loss = {0, 0, 0, 0};
         if (!h.x || !t.x) continue;
+        REQUIRE(h.n == t.n, CAIRN_ENOTSUP,
+                "cairn_exponents_compare_params: ranks share the updates of one of the sets "
+                "(ddp_options.shard_optimizer), and have their parts of its gradients alone");
         REQUIRE(t.dtype == CAIRN_F32, CAIRN_EINVAL,
                 "cairn_exponents_compare_params: the twin's gradient of '%s' is %s; it must be f32",
                 twin->params[i]->name, cairn_dtype_name(t.dtype));
-        TRY(cairn_exponents_compare(half->env, h.x, h.dtype, t.x, half->params[i]->n, &loss));
+        TRY(cairn_exponents_compare(half->env, h.x, h.dtype, t.x, h.n, &loss));
         send(half->params[i], step, &loss);
         all.nonzero += loss.nonzero, all.to_zero += loss.to_zero;
         all.to_inf += loss.to_inf, all.to_nan += loss.to_nan;

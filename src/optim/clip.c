@@ -71,7 +71,7 @@ static void clip_uncounted(struct cairn_optimizer *o) {
     for (size_t i = 0; o->partners && i < o->count; i++) {
         const struct cairn__param *p = o->arrays.params[i];
         if (o->arrays.keys[i] < 0 || o->partners->counts(o->partners->ctx, p)) continue;
-        const struct cairn__item item = {.n = p->n,
+        const struct cairn__item item = {.n = o->arrays.items[i].n,
                                          .x = o->arrays.items[i].grad,
                                          .found = cairn__grad_set_clip(p->gradient, &o->state->clip)};
         d->passes->l2norm(d, &item, 1, (cairn_dtype)o->arrays.keys[i], o->arrays.items[i].factor, &o->norms[o->count],
@@ -92,31 +92,67 @@ out:
     return st;
 }
 
-/* Every partner's norms of lists, those of this one among them, in the order of the partners: the sum of their squares
- * is then formed in the order of one rank that has all. *norms [*count], in device memory. */
-static cairn_status gather_norms(struct cairn_optimizer *o, size_t lists, const double **norms, size_t *count) {
-    const struct cairn__partners *partners = o->partners;
-    const size_t size = (size_t)partners->size;
-    uint64_t counts[CAIRN__MAX_RANKS], mine = lists;
-    double *all = NULL, *own = NULL;
-    cairn_status st = CAIRN_OK;
+/* Of host memory, *norms [*count], the first `theirs` of which each of size ranks has its own: those of all ranks take
+ * their place, in the order of the ranks. */
+static cairn_status gather_from(cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes),
+                                void *ctx, int size, double **norms, size_t theirs, size_t *count) {
+    uint64_t counts[CAIRN__MAX_RANKS], mine = theirs;
+    double *all = NULL, *result = NULL;
     size_t room = 0, listed = 0;
-    TRY(partners->gather(partners->ctx, counts, &mine, sizeof(mine)));
-    for (size_t i = 0; i < size; i++) room = counts[i] > room ? (size_t)counts[i] : room;
-    TRY(cairn__calloc((size + 1) * room + 1, sizeof(all[0]), (void **)&all));
-    own = all + size * room;
-    TRY(cairn__device_download(device_of(o), own, o->norms, lists * sizeof(own[0])));
-    TRY(partners->gather(partners->ctx, all, own, room * sizeof(own[0])));
-    for (size_t i = 0; i < size; i++) {
-        for (size_t k = 0; k < counts[i]; k++) all[listed++] = all[i * room + k];
+    cairn_status st = CAIRN_OK;
+    TRY(gather(ctx, counts, &mine, sizeof(mine)));
+    for (int r = 0; r < size; r++) room = counts[r] > room ? (size_t)counts[r] : room;
+    TRY(cairn__calloc((size_t)(size + 1) * room + 1, sizeof(all[0]), (void **)&all));
+    TRY(cairn__calloc((size_t)size * room + *count + 1, sizeof(result[0]), (void **)&result));
+    double *const own = all + (size_t)size * room;
+    for (size_t k = 0; k < theirs; k++) own[k] = (*norms)[k];
+    TRY(gather(ctx, all, own, room * sizeof(own[0])));
+    for (int r = 0; r < size; r++) {
+        for (size_t k = 0; k < counts[r]; k++) result[listed++] = all[(size_t)r * room + k];
     }
-    TRY(make_partner_norms(o, listed + 1));
-    TRY(cairn__device_upload(device_of(o), o->partner_norms, all, listed * sizeof(all[0])));
-    *norms = o->partner_norms;
+    for (size_t k = theirs; k < *count; k++) result[listed++] = (*norms)[k];
+    cairn__free(*norms);
+    *norms = result;
     *count = listed;
+    result = NULL;
+out:
+    cairn__free(all);
+    cairn__free(result);
+    return st;
+}
+
+/* With the norms of lists of shards that other ranks have, and of all lists of partners: the sum of their squares is
+ * formed in one order on all ranks. Of the lists in o->norms the first `sharded` are of shards. *norms [*count], in
+ * device memory. */
+static cairn_status gather_norms(struct cairn_optimizer *o, size_t sharded, const double **norms, size_t *count) {
+    const struct cairn__partners *partners = o->partners;
+    const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
+    double *all = NULL;
+    cairn_status st = CAIRN_OK;
+    if (!partners && sharded == 0) return CAIRN_OK;
+    TRY(cairn__calloc(*count + 1, sizeof(all[0]), (void **)&all));
+    TRY(cairn__device_download(device_of(o), all, o->norms, *count * sizeof(all[0])));
+    if (sharded) TRY(gather_from(sharers->gather, sharers->ctx, sharers->size, &all, sharded, count));
+    if (partners) TRY(gather_from(partners->gather, partners->ctx, partners->size, &all, *count, count));
+    TRY(make_partner_norms(o, *count + 1));
+    TRY(cairn__device_upload(device_of(o), o->partner_norms, all, *count * sizeof(all[0])));
+    *norms = o->partner_norms;
 out:
     cairn__free(all);
     return st;
+}
+
+/* Returns how many there are; *sharded: of how many, the first, other ranks have the rest. */
+static size_t list_norms(struct cairn_optimizer *o, size_t *sharded) {
+    size_t lists = 0;
+    for (int of_shards = 1; of_shards >= 0; of_shards--) {
+        for (size_t i = 0; i < o->count; i++) {
+            if (o->arrays.keys[i] < 0 || o->arrays.params[i]->is_sharded != (of_shards == 1)) continue;
+            (void)cairn__optimizer_norm_list(o, i, 0, &o->norms[lists++], &o->state->clip);
+        }
+        if (of_shards) *sharded = lists;
+    }
+    return lists;
 }
 
 /* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of
@@ -127,9 +163,11 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     cairn_status st = CAIRN_OK;
     struct cairn_optimizer *o = optimizer;
     struct cairn_device *d = device_of(o);
-    size_t lists = 0;
+    size_t lists = 0, sharded = 0;
     if (norm) TRY(cairn__device_refuse_recording(d, "the norm is not known yet; pass NULL for norm"));
     if (o->partners) TRY(cairn__device_refuse_recording(d, "the stages of a pipeline clip by the norm of all"));
+    if (cairn__optimizer_sharers(o))
+        TRY(cairn__device_refuse_recording(d, "ranks that share updates clip by the norm of all"));
     TRY(cairn__params_check_settled("cairn_clip_grad_norm", o->arrays.params, o->count));
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
@@ -137,12 +175,10 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
     TRY(cairn__optimizer_read_grads(o));
     clip_uncounted(o);
-    for (size_t i = 0; i < o->count; i++) {
-        if (o->arrays.keys[i] >= 0) (void)cairn__optimizer_norm_list(o, i, 0, &o->norms[lists++], &o->state->clip);
-    }
+    lists = list_norms(o, &sharded);
     TRY(cairn__env_resolve(o->env));
     const double *norms = o->norms;
-    if (o->partners) TRY(gather_norms(o, lists, &norms, &lists));
+    TRY(gather_norms(o, sharded, &norms, &lists));
     d->passes->clip(d, norms, lists, max_norm, o->state, &o->norms[o->count]);
     o->clipped = true;
     note_own_norm(o);
@@ -176,7 +212,8 @@ cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit) {
     TRY(cairn__optimizer_unscale(o));
     for (size_t i = 0; i < o->count; i++) {
         float *grad = cairn__grad_unscaled_memory(o->arrays.params[i]->gradient);
-        if (grad) o->arrays.plain[listed++] = (struct cairn__item){.n = o->arrays.params[i]->n, .dst = grad, .x = grad};
+        const size_t n = cairn__param_shard(o->arrays.params[i]).n;
+        if (grad) o->arrays.plain[listed++] = (struct cairn__item){.n = n, .dst = grad, .x = grad};
     }
     if (listed) device_of(o)->passes->clamp(device_of(o), o->arrays.plain, listed, (float)limit);
 out:

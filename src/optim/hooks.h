@@ -57,6 +57,9 @@ cairn_status cairn__optimizer_prepare(cairn_optimizer *optimizer);
 /* The last report that has come, read without waiting; number is 0 before the first. */
 struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *optimizer);
 
+/* Those that share updates of its parameters; NULL = none. */
+const struct cairn__sharers *cairn__optimizer_sharers(const cairn_optimizer *optimizer);
+
 struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer);
 
 /* [cairn_optimizer_num_params], until the next add_group. */

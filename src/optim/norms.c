@@ -15,6 +15,25 @@ static void finish_norms(const struct cairn_optimizer *o, const double *listed, 
     }
 }
 
+/* What other ranks have of shards, too. */
+static cairn_status unite_shards(const struct cairn_optimizer *o, double *norms) {
+    const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
+    double *all = NULL;
+    cairn_status st = CAIRN_OK;
+    if (!sharers) return CAIRN_OK;
+    TRY(cairn__calloc((size_t)sharers->size * o->count + 1, sizeof(all[0]), (void **)&all));
+    TRY(sharers->gather(sharers->ctx, all, norms, o->count * sizeof(norms[0])));
+    for (size_t i = 0; i < o->count; i++) {
+        double squares = 0;
+        if (!o->arrays.params[i]->is_sharded) continue;
+        for (size_t r = 0; r < (size_t)sharers->size; r++) squares += all[r * o->count + i] * all[r * o->count + i];
+        norms[i] = sqrt(squares);
+    }
+out:
+    cairn__free(all);
+    return st;
+}
+
 cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t count, double *total) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_grad_norms: optimizer is NULL");
     REQUIRE(!norms || count == optimizer->count, CAIRN_EINVAL,
@@ -40,6 +59,7 @@ cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t 
     TRY(cairn__device_download(d, listed, o->norms, done * sizeof(listed[0])));
     TRY(cairn__device_download(d, &clip, &o->state->clip, sizeof(clip)));
     finish_norms(o, listed, all, clip);
+    TRY(unite_shards(o, all));
     for (size_t i = 0; i < o->count; i++) squares += all[i] * all[i];
     for (size_t i = 0; norms && i < o->count; i++) norms[i] = all[i];
     if (total) *total = sqrt(squares);

@@ -363,6 +363,13 @@ struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *opti
     return optimizer->sets;
 }
 
+const struct cairn__sharers *cairn__optimizer_sharers(const cairn_optimizer *o) {
+    for (size_t i = 0; i < o->num_sets; i++) {
+        if (cairn__param_set_sharers(o->sets[i])) return cairn__param_set_sharers(o->sets[i]);
+    }
+    return NULL;
+}
+
 uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer) {
     return &optimizer->state->skip;
 }

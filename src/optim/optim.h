@@ -130,12 +130,12 @@ cairn_status cairn__optimizer_make_moments(cairn_optimizer *o, size_t i, const s
 /* Clipping and overflow whose gradients have all been forgotten are forgotten too. */
 void cairn__optimizer_forget_stale(cairn_optimizer *o);
 
-/* Gradients as they are stored: grad and factor of items, and keys, which are their types. Errors: CAIRN_ENOMEM. */
+/* Gradients as they are stored: n, grad and factor of items, and keys, which are their types. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_read_grads(cairn_optimizer *o);
 
-/* Queues the norm of those with the type and factor of gradient `first`, from it on, of `done` that have been before.
- * clip: their clipping coefficient from now on; NULL: each one's norm too, in order, to norms[done] and on, and key i
- * becomes -2 - the place of gradient i in norms. Returns how many are done. */
+/* Queues the norm of those with the type and factor of gradient `first`, sharded or not as it is, from it on, of `done`
+ * that have been before. clip: their clipping coefficient from now on; NULL: each one's norm too, in order, to
+ * norms[done] and on, and key i becomes -2 - the place of gradient i in norms. Returns how many are done. */
 size_t cairn__optimizer_norm_list(cairn_optimizer *o, size_t first, size_t done, double *norm, const float *clip);
 
 /* Where other gradients have come since clipping, multiplies those that it was computed from by its coefficient.

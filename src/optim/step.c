@@ -43,7 +43,7 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     }
     cairn_status st = CAIRN_OK;
     TRY(cairn__grad_prepare_read(p->gradient, &grad));
-    item->grad = (const char *)grad.x + (grad.x ? shard.first * cairn_dtype_nbytes(grad.dtype) : 0);
+    item->grad = grad.x;
     item->factor = grad.factor;
     o->arrays.keys[i] = grad.x ? (int)grad.dtype * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
 out:
@@ -89,7 +89,7 @@ static cairn_status check_shards(const struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count; i++) {
         const struct cairn__param *p = o->arrays.params[i];
         if (!p->is_sharded) continue;
-        REQUIRE(p->set->listener && p->set->listener->updated, CAIRN_ESTATE,
+        REQUIRE(cairn__param_set_sharers(p->set), CAIRN_ESTATE,
                 "cairn_step: ranks shared the update of '%s', and the ddp context that gathered its weights has ended "
                 "without its f32 values; make the model and its optimizer anew, and load a checkpoint",
                 p->name);
@@ -99,11 +99,22 @@ out:
     return st;
 }
 
-static cairn_status gather_weights(const struct cairn_optimizer *o) {
+/* A group that has died since has not shared what decides on the step. */
+static cairn_status check_sharers(const struct cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < o->num_sets; i++) {
         const struct cairn__grad_listener *l = o->sets[i]->listener;
-        if (l && l->updated) TRY(l->updated(l->ctx, o->arrays.params, o->count));
+        if (l && l->sharers) TRY(l->progress(l->ctx));
+    }
+out:
+    return st;
+}
+
+static cairn_status gather_weights(const struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < o->num_sets; i++) {
+        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[i]);
+        if (sharers) TRY(sharers->updated(sharers->ctx, o->arrays.params, o->count));
     }
 out:
     return st;
@@ -139,6 +150,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
     TRY(check_shards(o));
     if (!o->guard.before) warn_unguarded(o);
     TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_prepare(o));
+    TRY(check_sharers(o));
 out:
     return st;
 }

@@ -52,6 +52,16 @@ static const float *factor_of(const struct cairn__grad *g) {
     return g->scale ? &g->scale->factor : NULL;
 }
 
+/* What a reduction leaves this rank of the slot. */
+static size_t shard_n(const struct cairn__grad *g) {
+    return cairn__param_shard(g->param).n;
+}
+
+static void *shard_slot(const struct cairn__grad *g) {
+    const struct cairn__param *p = g->param;
+    return g->memory ? (char *)g->memory + cairn__param_shard(p).first * cairn_dtype_nbytes(p->dtype) : NULL;
+}
+
 /* ---- looking ---- */
 
 struct cairn__grad_states cairn__grad_states(const struct cairn__grad *g) {
@@ -104,10 +114,12 @@ bool cairn__grad_is_pending(const struct cairn__grad *g) {
 
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g) {
     const struct cairn__param *p = g->param;
-    const float *sum = is_accumulated(g) ? g->sum : has_unsynced_sum(g) ? g->unsynced_sum : NULL;
-    if (is_written(g))
-        return (struct cairn__grad_view){g->memory, p->dtype, p->value_type ? p->value_type : p->dtype, factor_of(g)};
-    return (struct cairn__grad_view){sum, CAIRN_F32, CAIRN_F32, NULL};
+    const cairn_dtype values = p->value_type ? p->value_type : p->dtype;
+    if (g->slot == CAIRN__SLOT_UNSYNCED)
+        return (struct cairn__grad_view){g->memory, p->n, p->dtype, values, factor_of(g)};
+    if (is_written(g)) return (struct cairn__grad_view){shard_slot(g), shard_n(g), p->dtype, values, factor_of(g)};
+    if (is_accumulated(g)) return (struct cairn__grad_view){g->sum, shard_n(g), CAIRN_F32, CAIRN_F32, NULL};
+    return (struct cairn__grad_view){has_unsynced_sum(g) ? g->unsynced_sum : NULL, p->n, CAIRN_F32, CAIRN_F32, NULL};
 }
 
 void *cairn__grad_memory(const struct cairn__grad *g) {
@@ -144,6 +156,11 @@ void cairn__grad_free_memory(struct cairn__grad *g) {
     g->sum = g->unsynced_sum = NULL;
 }
 
+void cairn__grad_free_sum(struct cairn__grad *g) {
+    cairn__device_free(device_of(g), g->sum);
+    g->sum = NULL;
+}
+
 void cairn__grad_free(struct cairn__grad *g) {
     if (!g) return;
     cairn__grad_free_memory(g);
@@ -161,9 +178,9 @@ out:
 }
 
 /* does: how the parameter accumulates, for the log. */
-static cairn_status make_sum(struct cairn__grad *g, float **sum, const char *does) {
+static cairn_status make_sum(struct cairn__grad *g, float **sum, size_t n, const char *does) {
     if (*sum) return CAIRN_OK;
-    const size_t nbytes = g->param->n * sizeof(float);
+    const size_t nbytes = n * sizeof(float);
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, (void **)sum));
     cairn__log(CAIRN_LOG_INFO, "'%s' accumulates %s: %zu bytes more", g->param->name, does, nbytes);
@@ -204,25 +221,26 @@ static uint32_t *sum_flag_of(const struct cairn__grad *g) {
 }
 
 /* dst = factor * x + y, all f32 but x. */
-static void add(const struct cairn__grad *g, float *dst, const void *x, cairn_dtype from, const float *factor,
+static void add(const struct cairn__grad *g, size_t n, float *dst, const void *x, cairn_dtype from, const float *factor,
                 const float *y, uint32_t *found) {
     struct cairn_device *d = device_of(g);
-    const struct cairn__item item = {.n = g->param->n, .dst = dst, .x = x, .y = y, .found = found};
+    const struct cairn__item item = {.n = n, .dst = dst, .x = x, .y = y, .found = found};
     d->passes->axpby(d, &item, 1, CAIRN_F32, from, factor, 1.0f, NULL);
 }
 
 static void multiply(const struct cairn__grad *g, float *x, const float *by) {
     struct cairn_device *d = device_of(g);
-    const struct cairn__item item = {.n = g->param->n, .dst = x, .x = x};
+    const struct cairn__item item = {.n = shard_n(g), .dst = x, .x = x};
     if (by) d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, by, NULL);
 }
 
-/* sum (+)= the slot, unscaled. */
-static void add_slot(const struct cairn__grad *g, float *sum, bool is_there, uint32_t *found) {
+/* sum (+)= n elements of the slot, unscaled. */
+static void add_slot(const struct cairn__grad *g, size_t n, float *sum, const void *slot, bool is_there,
+                     uint32_t *found) {
     struct cairn_device *d = device_of(g);
-    const struct cairn__item item = {.n = g->param->n, .dst = sum, .x = g->memory, .found = found};
+    const struct cairn__item item = {.n = n, .dst = sum, .x = slot, .found = found};
     if (is_there) {
-        add(g, sum, g->memory, g->param->dtype, factor_of(g), sum, found);
+        add(g, n, sum, slot, g->param->dtype, factor_of(g), sum, found);
     } else {
         d->passes->scale(d, &item, 1, CAIRN_F32, g->param->dtype, factor_of(g), NULL);
     }
@@ -231,8 +249,9 @@ static void add_slot(const struct cairn__grad *g, float *sum, bool is_there, uin
 /* No flag: what is unsynced is not checked. An infinity stays one, and is found after the reduction. */
 static cairn_status add_to_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
-    TRY(make_sum(g, &g->unsynced_sum, "without synchronising"));
-    add_slot(g, g->unsynced_sum, has_unsynced_sum(g), NULL);
+    const size_t n = g->param->n;
+    TRY(make_sum(g, &g->unsynced_sum, n, "without synchronising"));
+    add_slot(g, n, g->unsynced_sum, g->memory, has_unsynced_sum(g), NULL);
     g->unsynced = was_used(g) ? CAIRN__UNSYNCED_USED_KEPT : CAIRN__UNSYNCED_KEPT;
     g->slot = CAIRN__SLOT_EMPTY;
 out:
@@ -246,9 +265,9 @@ cairn_status cairn__grad_accumulate(struct cairn__grad *g) {
     if (!is_written(g)) return CAIRN_OK;
     if (g->slot == CAIRN__SLOT_UNSYNCED) return add_to_unsynced(g);
     TRY(cairn__param_set_make_flags(g->param->set));
-    TRY(make_sum(g, &g->sum, "over several backwards"));
-    const bool is_checked = g->slot == CAIRN__SLOT_CHECKED;
-    add_slot(g, g->sum, is_accumulated(g), is_checked ? sum_flag_of(g) : flag_of(g));
+    TRY(make_sum(g, &g->sum, shard_n(g), "over several backwards"));
+    const bool is_checked = g->slot == CAIRN__SLOT_CHECKED || g->param->is_sharded;
+    add_slot(g, shard_n(g), g->sum, shard_slot(g), is_accumulated(g), is_checked ? sum_flag_of(g) : flag_of(g));
     *(is_checked ? &g->sum_flag_touched : &g->flag_touched) = true;
     g->accumulated = CAIRN__ACCUMULATED_CHECKED;
     g->slot = CAIRN__SLOT_EMPTY;
@@ -271,7 +290,7 @@ static void swap_sums(struct cairn__grad *g) {
 static void give_back_used(struct cairn__grad *g) {
     if (!was_used(g)) return;
     const bool kept = has_unsynced_sum(g), summed = is_accumulated(g);
-    if (summed && kept) add(g, g->unsynced_sum, g->sum, CAIRN_F32, NULL, g->unsynced_sum, NULL);
+    if (summed && kept) add(g, g->param->n, g->unsynced_sum, g->sum, CAIRN_F32, NULL, g->unsynced_sum, NULL);
     if (summed && !kept) swap_sums(g);
     g->accumulated = CAIRN__ACCUMULATED_ABSENT;
     g->unsynced = kept || summed ? CAIRN__UNSYNCED_KEPT : CAIRN__UNSYNCED_NONE;
@@ -286,7 +305,7 @@ static void add_unsynced(struct cairn__grad *g) {
     give_back_used(g);
     if (!has_unsynced_sum(g)) return;
     if (p->dtype == CAIRN_F32) {
-        add(g, g->memory, g->unsynced_sum, CAIRN_F32, scale, g->memory, NULL);
+        add(g, p->n, g->memory, g->unsynced_sum, CAIRN_F32, scale, g->memory, NULL);
     } else {
         const struct cairn__item scaled = {.n = p->n, .dst = g->unsynced_sum, .x = g->unsynced_sum};
         const struct cairn__item sum = {.n = p->n, .dst = g->memory, .x = g->memory, .y = g->unsynced_sum};
@@ -370,7 +389,7 @@ bool cairn__grad_list_slot(struct cairn__grad *g, cairn_dtype dtype, struct cair
     const struct cairn__param *p = g->param;
     if (g->slot != CAIRN__SLOT_WRITTEN || p->dtype != dtype) return false;
     if (p->set->only_unsynced || cairn__param_is_in_flight(p)) return false;
-    *item = (struct cairn__item){.n = p->n, .x = g->memory, .found = flag_of(g)};
+    *item = (struct cairn__item){.n = shard_n(g), .x = shard_slot(g), .found = flag_of(g)};
     g->slot = CAIRN__SLOT_CHECKED;
     g->flag_touched = true;
     return true;
@@ -378,7 +397,7 @@ bool cairn__grad_list_slot(struct cairn__grad *g, cairn_dtype dtype, struct cair
 
 bool cairn__grad_list_accumulated(struct cairn__grad *g, struct cairn__item *item) {
     if (g->accumulated != CAIRN__ACCUMULATED_UNCHECKED || g->param->set->only_unsynced) return false;
-    *item = (struct cairn__item){.n = g->param->n, .x = g->sum, .found = sum_flag_of(g)};
+    *item = (struct cairn__item){.n = shard_n(g), .x = g->sum, .found = sum_flag_of(g)};
     g->accumulated = CAIRN__ACCUMULATED_CHECKED;
     g->sum_flag_touched = true;
     return true;
@@ -394,12 +413,17 @@ bool cairn__grad_note(struct cairn__grad *g) {
     return true;
 }
 
-/* If the slot has been accumulated since its flag was raised, x is the accumulated sum. */
+/* If the slot has been accumulated since its flag was raised, x is the accumulated sum. Of a sharded gradient a
+ * rank counts its shard, and the host adds up (amp/guard.h), which on a GPU would wait. */
+static bool is_countable(const struct cairn__grad *g) {
+    return !g->param->is_sharded || cairn__is_on_host(device_of(g));
+}
+
 bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken) {
     if (g->param->set->only_unsynced || !g->flag_touched) return false;
-    const void *x = is_written(g) ? g->memory : is_accumulated(g) ? g->sum : NULL;
-    *taken = (struct cairn__taken){.n = g->param->n,
-                                   .x = x,
+    const void *x = is_written(g) ? shard_slot(g) : is_accumulated(g) ? g->sum : NULL;
+    *taken = (struct cairn__taken){.n = shard_n(g),
+                                   .x = is_countable(g) ? x : NULL,
                                    .dtype = is_written(g) ? g->param->dtype : CAIRN_F32,
                                    .flag = flag_of(g)};
     g->flag_touched = false;
@@ -408,8 +432,8 @@ bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken) {
 
 bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__taken *taken) {
     if (!g->sum_flag_touched) return false;
-    *taken = (struct cairn__taken){.n = g->param->n,
-                                   .x = is_accumulated(g) ? g->sum : NULL,
+    *taken = (struct cairn__taken){.n = shard_n(g),
+                                   .x = is_accumulated(g) && is_countable(g) ? g->sum : NULL,
                                    .dtype = CAIRN_F32,
                                    .flag = sum_flag_of(g)};
     g->sum_flag_touched = false;
@@ -418,6 +442,14 @@ bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__take
 
 void cairn__grad_touch_flags(struct cairn__grad *g) {
     g->flag_touched = g->sum_flag_touched = true;
+}
+
+void cairn__grad_touch_sum_flag(struct cairn__grad *g) {
+    g->sum_flag_touched = true;
+}
+
+void cairn__grad_drop_agreed_flags(struct cairn__grad *g) {
+    g->agreed = false;
 }
 
 bool cairn__grad_has_touched_flags(const struct cairn__grad *g) {
@@ -472,7 +504,7 @@ cairn_status cairn__grad_use_unsynced(struct cairn__grad *g) {
     if (g->slot == CAIRN__SLOT_UNSYNCED) g->slot = CAIRN__SLOT_WRITTEN;
     if (!kept) return CAIRN_OK;
     if (is_accumulated(g)) {
-        add(g, g->sum, g->unsynced_sum, CAIRN_F32, NULL, g->sum, flag_of(g));
+        add(g, g->param->n, g->sum, g->unsynced_sum, CAIRN_F32, NULL, g->sum, flag_of(g));
     } else {
         const struct cairn__item item = {.n = g->param->n, .x = g->unsynced_sum, .found = flag_of(g)};
         d->passes->check(d, &item, 1, CAIRN_F32, NULL);
@@ -494,9 +526,9 @@ out:
 }
 
 uint32_t *cairn__grad_set_clip(struct cairn__grad *g, const float *coefficient) {
-    const bool is_sum = is_accumulated(g);
+    const bool is_sum = is_accumulated(g) || g->param->is_sharded;
     if (g->slot == CAIRN__SLOT_WRITTEN) g->slot = CAIRN__SLOT_CHECKED;
-    if (is_sum) g->accumulated = CAIRN__ACCUMULATED_CHECKED;
+    if (is_accumulated(g)) g->accumulated = CAIRN__ACCUMULATED_CHECKED;
     *(is_sum ? &g->sum_flag_touched : &g->flag_touched) = true;
     g->noted = true;
     g->clip = coefficient;
@@ -508,8 +540,8 @@ cairn_status cairn__grad_unscale(struct cairn__grad *g) {
     TRY(cairn__grad_use_unsynced(g));
     if (is_accumulated(g) || g->param->dtype != CAIRN_F32) TRY(cairn__grad_accumulate(g));
     if (is_written(g)) {
-        multiply(g, g->memory, factor_of(g));
-        multiply(g, g->memory, g->clip);
+        multiply(g, shard_slot(g), factor_of(g));
+        multiply(g, shard_slot(g), g->clip);
         g->scale = NULL;
         g->clip = NULL;
     } else if (is_accumulated(g)) {
@@ -521,11 +553,11 @@ out:
 }
 
 float *cairn__grad_unscaled_memory(const struct cairn__grad *g) {
-    return is_accumulated(g) ? g->sum : is_written(g) ? g->memory : NULL;
+    return is_accumulated(g) ? g->sum : is_written(g) ? shard_slot(g) : NULL;
 }
 
 void cairn__grad_consume(struct cairn__grad *g) {
-    if (g->slot == CAIRN__SLOT_CHECKED) g->slot = CAIRN__SLOT_WRITTEN;
+    if (g->slot == CAIRN__SLOT_CHECKED && !g->param->is_sharded) g->slot = CAIRN__SLOT_WRITTEN;
     if (is_accumulated(g)) g->accumulated = CAIRN__ACCUMULATED_UNCHECKED;
     g->noted = g->pending = false;
     g->clip = NULL;

@@ -48,6 +48,11 @@
  * Beside them stand, as data: the scale of the slot, the clipping coefficient that is still to be applied, whether the
  * flags may be raised, whether the optimizer has taken note of the gradient, and whether a step has still to use it.
  *
+ * Of a sharded parameter (param.h) a reduction leaves this rank the shard of the slot, and accumulated is of [shard]:
+ * what checks, accumulates, clips or applies goes by it; what comes before the reduction is whole. Only the listener,
+ * when it has reduced, raises the slot's flag, on all ranks; what is found later raises that of the sum, which ranks
+ * share before a step. consume leaves such a slot CHECKED, and raises what was agreed on.
+ *
  * Errors of all that return a status: CAIRN_ENOMEM, where memory is made on first need. */
 #ifndef CAIRN__PARAM_GRAD_H
 #define CAIRN__PARAM_GRAD_H
@@ -77,6 +82,7 @@ struct cairn__grad_states {
 /* A gradient as it is stored; multiplied by *factor it is unscaled. */
 struct cairn__grad_view {
     const void *x; /* NULL = there is none */
+    size_t n;      /* elements: the parameter's; of its shard once ranks have reduced it (struct cairn__shard) */
     cairn_dtype dtype;
     cairn_dtype values;  /* the type of the values in x: dtype, or a half type in f32 memory */
     const float *factor; /* in device memory; NULL = 1 */
@@ -133,6 +139,9 @@ void cairn__grad_change_type(struct cairn__grad *g);
  * sums, goes. The user's stays bound. */
 void cairn__grad_free_memory(struct cairn__grad *g);
 
+/* Of one that has been forgotten: memory of the accumulated sum goes, which is [shard], before the shard changes. */
+void cairn__grad_free_sum(struct cairn__grad *g);
+
 /* ---- backward ---- */
 
 /* Where to write the gradient of this backward: n elements of the parameter's type, to be overwritten. What an earlier
@@ -181,12 +190,14 @@ bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken);
 bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__taken *taken);
 
 void cairn__grad_touch_flags(struct cairn__grad *g); /* they may be raised, by another rank */
+void cairn__grad_touch_sum_flag(struct cairn__grad *g);
 bool cairn__grad_has_touched_flags(const struct cairn__grad *g);
 void cairn__grad_lower_flags(struct cairn__grad *g); /* whatever they were, if a step is being recorded */
 
-/* The gradient is not reduced (ddp_options.ignored), but ranks have reduced its flags. Saves these, so that every step
- * that consumes the gradient raises them again, until it is forgotten. */
+/* The gradient is this rank's own (ddp_options.ignored), or its shard is, but ranks have reduced its flags. Saves
+ * these, so that every step that consumes the gradient raises them again, until it is forgotten. */
 void cairn__grad_save_agreed_flags(struct cairn__grad *g);
+void cairn__grad_drop_agreed_flags(struct cairn__grad *g); /* a later reduction has found none */
 
 /* ---- step ---- */
 
@@ -202,7 +213,7 @@ cairn_status cairn__grad_prepare_read(struct cairn__grad *g, struct cairn__grad_
  * cairn__grad_prepare_read. */
 uint32_t *cairn__grad_set_clip(struct cairn__grad *g, const float *coefficient);
 
-/* Makes it an unscaled f32 gradient, with clipping done; and returns that gradient, NULL = none. */
+/* Makes it an unscaled f32 gradient, with clipping done; and returns that gradient of the shard, NULL = none. */
 cairn_status cairn__grad_unscale(struct cairn__grad *g);
 float *cairn__grad_unscaled_memory(const struct cairn__grad *g);
 

@@ -55,6 +55,21 @@ struct cairn__param {
     uint64_t version; /* changes whenever the weights do: key of caches */
 };
 
+/* The ranks that share the updates of a set. After a reduction a rank has the average of its shards alone, and so its
+ * flags, norms and counts are of these. Every function is collective. Errors: of the group. */
+struct cairn__sharers {
+    void *ctx;
+    int size;
+    /* This rank has updated its shards of these parameters, of this set and others: every rank gets the weights of all.
+     * The device's, or returns when they are there. */
+    cairn_status (*updated)(void *ctx, struct cairn__param *const *params, size_t count);
+    /* Flags of accumulated sums that one rank has raised are raised on all. Those of slots are shared when these are
+     * reduced. */
+    cairn_status (*share_sum_flags)(void *ctx);
+    /* all [size * nbytes] gets every rank's mine, memory of the host; waits. */
+    cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes);
+};
+
 /* What a parameter set tells ddp about its backwards, but not of those whose gradients stay unsynced; and what it asks.
  * Every function is required but those marked optional. A status other than CAIRN_OK comes with its message as the last
  * error. */
@@ -88,9 +103,7 @@ struct cairn__grad_listener {
      * all ranks of the environment. */
     bool (*shares_param)(void *ctx, size_t index);
     bool (*shares_buffer)(void *ctx, const char *path);
-    /* (optional: no parameter of the set is sharded) This rank has updated its shards of these parameters, of this set
-     * and others: every rank gets the weights of all. Collective; the device's, or returns when they are there. */
-    cairn_status (*updated)(void *ctx, struct cairn__param *const *params, size_t count);
+    const struct cairn__sharers *sharers; /* (optional: no parameter of the set is sharded) */
 };
 
 /* Calls that would freeze or thaw and came within a backward, of which the listener's other ranks have not heard. */
@@ -384,6 +397,10 @@ void cairn__param_set_restore_loss(const struct cairn_param_set *set);
 
 /* ---- shards (shard.c) ---- */
 
+static inline const struct cairn__sharers *cairn__param_set_sharers(const struct cairn_param_set *set) {
+    return set->listener ? set->listener->sharers : NULL;
+}
+
 static inline struct cairn__shard cairn__param_shard(const struct cairn__param *p) {
     return p->is_sharded ? p->shard : (struct cairn__shard){0, p->n};
 }
@@ -402,7 +419,7 @@ cairn_status cairn__param_arrays_make(const struct cairn__param *p, size_t n, st
 void cairn__param_arrays_free(const struct cairn__param *p, struct cairn__param_arrays *arrays);
 
 /* p's shard is this one from now on (NULL: the whole), and arrays, of its size, take the place of p's, whose elements
- * are copied where they have some in common. Errors: the device's. */
+ * are copied where they have some in common. Its gradients are forgotten. Errors: the device's. */
 cairn_status cairn__param_arrays_use(struct cairn__param *p, const struct cairn__shard *shard,
                                      struct cairn__param_arrays *arrays);
 

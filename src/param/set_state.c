@@ -170,8 +170,8 @@ cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set, const st
         cairn__param_round_from_master(set->params[i]);
         set->params[i]->version++;
     }
-    if (set->listener && set->listener->updated)
-        TRY(set->listener->updated(set->listener->ctx, set->params, set->count));
+    const struct cairn__sharers *sharers = cairn__param_set_sharers(set);
+    if (sharers) TRY(sharers->updated(sharers->ctx, set->params, set->count));
     cairn__params_forget(set->params, set->count);
     for (size_t i = 0; entries->is_part && i < set->count; i++)
         set->listed[i] = cairn__entries_i64(entries, "%s.%s", CAIRN__ENTRY_REQUIRES_GRAD, set->params[i]->name) != 0;

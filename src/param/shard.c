@@ -55,6 +55,8 @@ cairn_status cairn__param_arrays_use(struct cairn__param *p, const struct cairn_
         if (arrays->at[i]) replace(p, i, arrays->at[i]);
     }
     *arrays = (struct cairn__param_arrays){{NULL}};
+    cairn__params_forget(&p, 1); /* what is left of them is of another shard */
+    cairn__grad_free_sum(p->gradient);
     p->is_sharded = shard != NULL;
     p->shard = is;
 out:

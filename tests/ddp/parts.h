@@ -131,10 +131,11 @@ static inline void remember(const struct trained *t, struct remembered *r) {
             const char *at = (const char *)p->data + i * cairn_dtype_nbytes(p->dtype);
             r->value[k][i] = cairn__dtype(p->dtype)->to_f32(at);
         }
-        if (p->master) memcpy(r->master[k], p->master, sizeof(r->master[k]));
+        const struct cairn__shard shard = cairn__param_shard(p); /* of the rest, zeros */
+        if (p->master) memcpy(r->master[k] + shard.first, p->master, shard.n * sizeof(float));
         for (int m = 0; m < 2; m++) {
             const float *moment = t->optimizer->arrays.moments[k].array[m];
-            if (moment) memcpy(r->moment[m][k], moment, sizeof(r->moment[m][k]));
+            if (moment) memcpy(r->moment[m][k] + shard.first, moment, shard.n * sizeof(float));
         }
     }
     r->scale = amp_scaler_get_scale(amp_scaler_of(t->amp, 0));

@@ -18,7 +18,7 @@ static uint64_t num_seeds = 100, first_seed;
 
 /* ---- chance ---- */
 
-enum topic { OPTIONS, GRAPH, STEP, ROUND, MICRO, ORDER, MISTAKE, LOSS };
+enum topic { OPTIONS, GRAPH, STEP, ROUND, MICRO, ORDER, MISTAKE, LOSS, SHARDS };
 
 struct dice {
     uint64_t seed, rolled, of;
@@ -120,6 +120,15 @@ static bool sums_are_exact(const struct choices *c) {
     return c->ranks != 3 && (c->ranks == 2 || !c->ddp.join_divide_by_initial_world_size);
 }
 
+/* They take no hook and no other wire. */
+static void choose_shards(struct choices *c) {
+    struct dice d = dice_of(c->seed, SHARDS, 0, 0, 0, 0);
+    if (c->way == BY_REDUCER || !one_in(&d, 2)) return;
+    c->ddp.shard_optimizer = CAIRN_ON;
+    c->ddp.wire = 0;
+    c->hook = 0;
+}
+
 static void choose(uint64_t seed, struct choices *c) {
     struct dice d = dice_of(seed, OPTIONS, 0, 0, 0, 0);
     const uint32_t way = roll(&d, 5);
@@ -132,6 +141,7 @@ static void choose(uint64_t seed, struct choices *c) {
     choose_buckets(&d, &c->ddp);
     choose_unused(&d, &c->ddp);
     choose_sums(&d, c);
+    choose_shards(c);
     c->exact = !one_in(&d, 3) && sums_are_exact(c);
     c->amp = parts_levels[roll(&d, PARTS_LEVELS)];
     c->amp.num_losses = c->losses;
@@ -144,17 +154,17 @@ static void choose(uint64_t seed, struct choices *c) {
 
 static void describe(const struct choices *c, char *text, size_t nbytes) {
     const struct ddp_options *o = &c->ddp;
-    snprintf(
-        text, nbytes,
-        "seed %llu: %d ranks, %d nets, %d losses by %s, O%d %s, %s, wire %d, hook %d, message_size %lld, "
-        "bucket_nbytes %zu, view %d, delay %d, find_unused %d, static %d, skip_unused %d, ignored %zu, average %d, "
-        "%s",
-        (unsigned long long)c->seed, c->ranks, c->nets, c->losses, way_names[c->way],
-        (int)c->amp.opt_level - (int)AMP_O0, cairn_dtype_name(c->amp.half_type), c->kind == BY_SGD ? "SGD" : "AdamW",
-        (int)o->wire, (int)c->hook, (long long)o->message_size, o->bucket_nbytes, (int)o->gradient_as_bucket_view,
-        (int)o->delay_allreduce, (int)o->find_unused_parameters, (int)o->static_graph,
-        (int)o->skip_all_reduce_unused_params, o->num_ignored, (int)o->gradient_average,
-        c->exact ? "exact" : "inexact");
+    snprintf(text, nbytes,
+             "seed %llu: %d ranks, %d nets, %d losses by %s, O%d %s, %s, wire %d, hook %d, message_size %lld, "
+             "bucket_nbytes %zu, view %d, delay %d, find_unused %d, static %d, skip_unused %d, ignored %zu, average "
+             "%d, shards %d, "
+             "%s",
+             (unsigned long long)c->seed, c->ranks, c->nets, c->losses, way_names[c->way],
+             (int)c->amp.opt_level - (int)AMP_O0, cairn_dtype_name(c->amp.half_type),
+             c->kind == BY_SGD ? "SGD" : "AdamW", (int)o->wire, (int)c->hook, (long long)o->message_size,
+             o->bucket_nbytes, (int)o->gradient_as_bucket_view, (int)o->delay_allreduce, (int)o->find_unused_parameters,
+             (int)o->static_graph, (int)o->skip_all_reduce_unused_params, o->num_ignored, (int)o->gradient_average,
+             (int)o->shard_optimizer, c->exact ? "exact" : "inexact");
 }
 
 /* ---- what a step is made of ---- */
@@ -608,11 +618,32 @@ struct job {
     struct state want[STEPS]; /* of one process, where it is exact */
 };
 
+static void add_bits(void *to, const void *from, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) ((char *)to)[i] |= ((const char *)from)[i];
+}
+
+/* Of ranks that share updates each has remembered its part, and zeros. */
+static void unite(const struct choices *c, struct state *all) {
+    for (int k = 0; k < c->nets; k++) {
+        struct remembered *first = &all[0].nets[k];
+        for (int r = 1; r < c->ranks; r++) {
+            add_bits(first->master, all[r].nets[k].master, sizeof(first->master));
+            add_bits(first->moment, all[r].nets[k].moment, sizeof(first->moment));
+        }
+        for (int r = 1; r < c->ranks; r++) {
+            memcpy(all[r].nets[k].master, first->master, sizeof(first->master));
+            memcpy(all[r].nets[k].moment, first->moment, sizeof(first->moment));
+        }
+    }
+}
+
 static char *compare(const struct training *t, const struct job *j, int s) {
     cairn_env *env = t->env;
     struct state mine, all[MAX_RANKS];
     look(t, &mine);
     EXPECT_OK(cairn__group_exchange(cairn_env_group(env), all, &mine, sizeof(mine)));
+    if (j->c.ddp.shard_optimizer == CAIRN_ON) unite(&j->c, all);
+    mine = all[cairn_env_rank(env)];
     for (int r = 1; r < j->c.ranks; r++) {
         if (memcmp(&all[0], &all[r], sizeof(mine)) != 0) return differ(&j->c, s, "ranks", &all[0], &all[r]);
     }

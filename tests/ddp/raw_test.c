@@ -121,7 +121,12 @@ static char *declare(struct trainer *t, int step) {
 static char *expect_averages(struct trainer *t, int step) {
     cairn_env *env = t->env;
     const float scale = (float)amp_scaler_get_scale(amp_scaler_of(t->amp, 0));
-    for (size_t i = 0; i < N; i++) EXPECT(read(&t->g, t->storage, i) == scale * average(step, i, cairn_env_size(env)));
+    for (size_t p = 0; p < PARAMS; p++) {
+        const struct cairn__shard shard = cairn__param_shard(t->set->params[p]); /* whole, but for shard_optimizer */
+        const size_t first = first_of[p] + shard.first;
+        for (size_t i = first; i < first + shard.n; i++)
+            EXPECT(read(&t->g, t->storage, i) == scale * average(step, i, cairn_env_size(env)));
+    }
     return NULL;
 }
 
@@ -189,6 +194,12 @@ static const struct how every_way[] = {
      .amp = {.opt_level = AMP_O2, .max_loss_scale = 1024},
      .by_user = true,
      .ddp = {.message_size = 40}},
+    {.amp = {.opt_level = AMP_O0}, .ddp = {.shard_optimizer = CAIRN_ON}},
+    {.amp = {.opt_level = AMP_O2, .max_loss_scale = 1024}, .ddp = {.shard_optimizer = CAIRN_ON, .message_size = 1}},
+    {.amp = {.opt_level = AMP_O3, .loss_scale = 128}, .ddp = {.shard_optimizer = CAIRN_ON}},
+    {.storage = CAIRN_F16,
+     .amp = {.opt_level = AMP_O2, .max_loss_scale = 1024},
+     .ddp = {.shard_optimizer = CAIRN_ON, .message_size = 40}},
 };
 
 static void averages_stand_in_the_users_memory_in_every_way_of_training(void **state) {
