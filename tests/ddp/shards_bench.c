@@ -116,7 +116,7 @@ static void compare(cairn_env *env, enum kind kind, amp_opt_level level, int cou
 }
 
 int main(int argc, char **argv) {
-    const int count = (argc > 1 ? atoi(argv[1]) : 10) * 1000000 / (WIDTH * WIDTH) + 1;
+    const int count = (argc > 1 ? atoi(argv[1]) : 100) * 1000000 / (WIDTH * WIDTH) + 1;
     const int turns = argc > 2 ? atoi(argv[2]) : 11;
     cairn_env *env = NULL;
     if (count < 1 || count > MOST_LAYERS || turns < 1 || turns > MOST_TURNS) {

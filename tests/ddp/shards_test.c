@@ -32,6 +32,7 @@ struct setup {
     bool shards, late; /* late: the optimizer is made after ddp */
     bool clips, accumulates, unsynced, overflows, uses_some;
     size_t bucket_nbytes;
+    amp_scaler_kind scaler; /* 0 = a static scale */
 };
 
 struct training {
@@ -60,6 +61,7 @@ static cairn_status make_optimizer(struct training *t) {
 
 static char *begin(struct training *t, cairn_env *env, const struct setup *s) {
     const struct level *l = &s->level;
+    const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler), .kind = s->scaler, .init_scale = 256};
     *t = (struct training){.env = env, .s = s, .model = make_mlp(env, IN, HIDDEN, OUT)};
     EXPECT(t->model != NULL);
     t->set = cairn_module_params(t->model);
@@ -72,7 +74,8 @@ static char *begin(struct training *t, cairn_env *env, const struct setup *s) {
         EXPECT_OK(amp_initialize(env, t->model, t->optimizer,
                                  amp_options(.opt_level = l->level, .half_type = l->half, .verbosity = -1,
                                              .stochastic_rounding = l->stochastic ? CAIRN_ON : CAIRN_DEFAULT,
-                                             .loss_scale = l->level == AMP_O0 ? 0 : 128),
+                                             .loss_scale = l->level == AMP_O0 || s->scaler ? 0 : 128,
+                                             .scaler = s->scaler ? &scaler : NULL),
                                  &t->amp));
     EXPECT_OK(ddp_create(t->model, cairn_env_group(env),
                          ddp_options(.bucket_nbytes = s->bucket_nbytes,
@@ -163,7 +166,7 @@ static char *train(cairn_env *env, const struct setup *s, struct values *out) {
     struct training t;
     PASS(begin(&t, env, s));
     for (int step = 0; step < STEPS; step++) PASS(train_step(&t, step));
-    EXPECT(s->overflows == (cairn_optimizer_skipped(t.optimizer) > 0));
+    EXPECT(s->scaler || s->overflows == (cairn_optimizer_skipped(t.optimizer) > 0));
     take_weights(out, &t);
     ddp_destroy(&t.net); /* which makes all whole */
     EXPECT(t.net == NULL);
@@ -221,7 +224,10 @@ static char *train_other_ways(cairn_env *env, void *ctx) {
                                   {.kind = LION, .level = o2, .unsynced = true, .accumulates = true},
                                   {.kind = SGD, .level = o2, .overflows = true, .bucket_nbytes = 300},
                                   {.kind = ADAM, .level = o2, .overflows = true, .accumulates = true},
-                                  {.kind = LION, .level = o2, .uses_some = true}};
+                                  {.kind = LION, .level = o2, .uses_some = true},
+                                  {.kind = SGD, .level = o2, .scaler = AMP_SCALER_LOGMAX},
+                                  {.kind = ADAM, .level = o2, .scaler = AMP_SCALER_HISTOGRAM, .accumulates = true},
+                                  {.kind = ADAM, .level = o2, .scaler = AMP_SCALER_APEX, .overflows = true}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) PASS(expect_equal(env, &cases[i]));
     return NULL;
 }
