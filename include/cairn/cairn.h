@@ -21,6 +21,7 @@
 #include "weights.h"
 #include "multi_tensor.h"
 #include "param_groups.h"
+#include "custom_optimizer.h"
 #include "autocast.h"
 #include "fp8.h"
 #include "layer_scales.h"

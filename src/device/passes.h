@@ -94,7 +94,9 @@ struct cairn__passes {
     /* ---- a training step ---- */
 
     /* One fused update of every item by the rule (kernels.h: union cairn__update), with the gradient's factor times
-     * state->clip; nothing is written where state->skip is raised. rates and state are in device memory. */
+     * state->clip; nothing is written where state->skip is raised. rates and state are in device memory. A custom rule
+     * is called for pieces of items: on the CPU at once, perhaps by several threads, and not where skip is raised; on
+     * another device to queue its update, which reads skip in the piece's scalars. */
     void (*update)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
                    const struct cairn__optim_state *state);

@@ -90,6 +90,13 @@ CAIRN__HOST_DEVICE static inline float cairn__adagrad_element(const struct cairn
     return w - update;
 }
 
+/* From a to x by `share` in [0, 1]: a itself at 0, x itself at 1. Source: ATen/native/Lerp.h. */
+CAIRN__HOST_DEVICE static inline float cairn__lerp(float a, float x, float share) {
+    const float d = x - a;
+    if (share == 1) return x;
+    return share < 0.5f ? a + share * d : x - d * (1 - share);
+}
+
 /* bf16 of x, up or down by 16 random bits: what is cut off is the probability of going up. Infinities have nothing
  * below their bf16 and stay; above the greatest bf16 lies infinity. */
 CAIRN__HOST_DEVICE static inline uint16_t cairn__round_stochastic(float x, uint32_t random) {

@@ -170,6 +170,15 @@ enum cairn__weight_mode {
     CAIRN__NUM_STORAGE_MODES,
 };
 
+/* The types of a mode's weights, and of their copy; 0 = none. */
+static inline cairn_dtype cairn__weights_type(enum cairn__weight_mode mode) {
+    if (mode == CAIRN__W_F16) return CAIRN_F16;
+    return mode == CAIRN__W_BF16 || mode == CAIRN__W_BF16_STOCHASTIC ? CAIRN_BF16 : CAIRN_F32;
+}
+static inline cairn_dtype cairn__copy_type(enum cairn__weight_mode mode) {
+    return mode == CAIRN__W_F32_F16 ? CAIRN_F16 : mode == CAIRN__W_F32_BF16 ? CAIRN_BF16 : (cairn_dtype)0;
+}
+
 /* ---- optimizers: one tensor of a fused pass. factor is 1/S, negative where the loss is maximized ---- */
 
 enum { CAIRN__MAX_STATES = 3 }; /* f32 arrays of a parameter */
@@ -230,6 +239,8 @@ enum cairn__optim_kind {
     CAIRN__OPTIM_LION,
     CAIRN__OPTIM_ADAGRAD,
     CAIRN__NUM_OPTIMS,
+    /* a function of the host, over flat pieces: no kernel of its own (step.h: struct cairn__flat) */
+    CAIRN__OPTIM_CUSTOM = CAIRN__NUM_OPTIMS,
 };
 
 union cairn__update {

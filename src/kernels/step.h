@@ -306,6 +306,35 @@ struct cairn__adagrad_rule {
     bool decoupled;
 };
 
+/* What a function over flat pieces reads, in device memory; the public layout (cairn/custom_optimizer.h). */
+struct __attribute__((may_alias)) cairn__flat_scalars {
+    double lr, momentum;
+    int64_t update;
+    int32_t skipped;
+    float factor; /* of the gradient, before it is handed out */
+};
+
+/* A piece of a parameter, for a rule that is a function over such pieces: all f32, the gradient unscaled and clipped,
+ * in device memory. */
+struct cairn__flat {
+    const int64_t *missed; /* the parameter's, by which the front knows it */
+    size_t first, n;       /* elements of it */
+    float *weights;
+    const float *grad;
+    float *state[CAIRN__MAX_STATES];
+    const struct cairn__flat_scalars *scalars;
+    void *stream; /* NULL = the CPU */
+};
+
+struct cairn__optim_rule;
+
+/* In the host's memory. flat computes a piece's update, or queues it. */
+struct cairn__custom_rule {
+    int num_states;
+    void (*flat)(const struct cairn__optim_rule *rule, const struct cairn__flat *piece);
+    const void *ctx; /* its own */
+};
+
 struct cairn__optim_rule {
     enum cairn__optim_kind kind;
     bool maximizes;
@@ -314,6 +343,7 @@ struct cairn__optim_rule {
         struct cairn__adam_rule adam;
         struct cairn__lion_rule lion;
         struct cairn__adagrad_rule adagrad;
+        struct cairn__custom_rule custom;
     };
 };
 
@@ -324,6 +354,8 @@ CAIRN__HOST_DEVICE static inline int cairn__rule_states(const struct cairn__opti
         return rule->sgd.has_momentum ? 1 : 0;
     case CAIRN__OPTIM_ADAM:
         return rule->adam.amsgrad ? 3 : 2;
+    case CAIRN__OPTIM_CUSTOM:
+        return rule->custom.num_states;
     default:
         return 1;
     }
@@ -400,6 +432,19 @@ CAIRN__HOST_DEVICE static inline struct cairn__adagrad cairn__adagrad_scalars(co
     a.decoupled = rule->decoupled;
     a.first = update == 1;
     return a;
+}
+
+CAIRN__HOST_DEVICE static inline struct cairn__flat_scalars cairn__flat_scalars_of(const struct cairn__rates *rates,
+                                                                                   const struct cairn__optim_state *s,
+                                                                                   const int64_t *missed,
+                                                                                   const float *factor) {
+    struct cairn__flat_scalars f;
+    f.lr = rates->lr;
+    f.momentum = rates->momentum;
+    f.update = cairn__update_number(s, missed);
+    f.skipped = s->skip != 0;
+    f.factor = (factor ? *factor : 1.0f) * s->clip;
+    return f;
 }
 
 /* The scalars of an update. */

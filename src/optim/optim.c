@@ -319,6 +319,7 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     cairn__device_free_pinned(d, o->reports);
     cairn__free(o->groups);
     cairn__free(o->sets);
+    cairn__free(o->own_kind);
     cairn__free(o);
     *optimizer = NULL;
 }

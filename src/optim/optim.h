@@ -8,9 +8,12 @@
 #include "optim/hooks.h"
 #include "param/param.h"
 
+enum { CAIRN__CUSTOM_VALUES = 8 };
+
 /* Hyperparameters of one group, and where it lies: parameters [first, first + count) of the optimizer. */
 struct cairn__param_group {
     struct cairn__optim_rule rule;
+    double values[CAIRN__CUSTOM_VALUES];   /* of a custom kind */
     struct cairn__group_schedule schedule; /* the host's: parts are in `parts` */
     void *parts, *device_parts;            /* of the schedule, and what they point to; NULL = none */
     size_t first, count;
@@ -84,6 +87,7 @@ struct cairn__optim_arrays {
 
 struct cairn_optimizer {
     const struct cairn__optimizer_kind *kind;
+    void *own_kind; /* freed with it: a kind that was made for it (custom.c); NULL = kind is static */
     struct cairn_env *env;
     struct cairn_param_set *set; /* given at creation */
     struct cairn_param_set **sets;

@@ -87,7 +87,8 @@ static const struct {
 } options[] = {{offsetof(cairn_group_rule, sgd), "SGD"},
                {offsetof(cairn_group_rule, adam), "Adam"},
                {offsetof(cairn_group_rule, lion), "Lion"},
-               {offsetof(cairn_group_rule, adagrad), "Adagrad"}};
+               {offsetof(cairn_group_rule, adagrad), "Adagrad"},
+               {offsetof(cairn_group_rule, custom), "an optimizer of the user's"}};
 
 static cairn_status check_rule(const struct cairn__optimizer_kind *k, const cairn_group_rule *rule, size_t r) {
     cairn_status st = CAIRN_OK;

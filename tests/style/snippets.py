@@ -16,6 +16,7 @@ import sources
 DECLARED = """
 #include <cairn/cairn.h>
 #include <cairn/interop_cuda.h>
+#include <math.h>
 #include <string.h>
 #include "bert/config.h"
 #include "bert/model.h"

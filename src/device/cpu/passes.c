@@ -5,11 +5,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/parallel.h"
 #include "core/philox.h"
 #include "core/status.h"
 #include "device/cpu/blocks.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/state.h"
+#include "kernels/element.h"
 #include "kernels/kernels.h"
 
 enum { BLOCK = 1024 }; /* elements, a multiple of 8; three f32 arrays of them fit beside the halves */
@@ -167,11 +169,76 @@ static void update_rounding(struct rounding *r, const struct cairn__optim_item *
     }
 }
 
+/* ---- a rule over flat pieces ---- */
+
+enum {
+    FLAT = 2048,          /* elements of a piece, a multiple of 8: gradient and weights fit beside the states */
+    FLAT_GRAIN = 8 * FLAT /* of a thread */
+};
+
+struct flat_job {
+    const struct cairn__kernels *k;
+    const struct cairn__optim_item *t;
+    const struct cairn__optim_rule *rule;
+    cairn_dtype grad;
+    enum cairn__weight_mode mode;
+    struct cairn__flat_scalars scalars;
+    uint64_t seed, stream; /* of stochastic rounding */
+};
+
+static void *half_at(void *p, size_t i) {
+    return (uint16_t *)p + i;
+}
+
+static void write_flat(const struct flat_job *job, size_t i, const float *w, size_t m) {
+    const cairn_dtype type = cairn__weights_type(job->mode), half = cairn__copy_type(job->mode);
+    if (half) {
+        job->k->cast[CAIRN_F32][half](half_at(job->t->half, i), w, m);
+    } else if (job->mode == CAIRN__W_BF16_STOCHASTIC) {
+        job->k->round_stochastic(half_at(job->t->weights, i), w, m, job->seed, job->stream,
+                                 (size_t)job->t->eighth * 8 + i);
+    } else if (type != CAIRN_F32) {
+        job->k->cast[CAIRN_F32][type](half_at(job->t->weights, i), w, m);
+    }
+}
+
+static void update_pieces(void *ctx, size_t begin, size_t end) {
+    const struct flat_job *job = ctx;
+    const struct cairn__optim_item *t = job->t;
+    const cairn_dtype type = cairn__weights_type(job->mode);
+    float g[FLAT], wide[FLAT];
+    for (size_t i = begin; i < end; i += FLAT) {
+        const size_t m = end - i < FLAT ? end - i : FLAT;
+        float *const w = type == CAIRN_F32 ? (float *)t->weights + i : wide;
+        struct cairn__flat piece = {t->missed, i, m, w, g, {NULL}, &job->scalars, NULL};
+        uint32_t found = 0; /* whoever guards the step has looked */
+        for (int s = 0; s < CAIRN__MAX_STATES; s++) piece.state[s] = t->state[s] ? t->state[s] + i : NULL;
+        job->k->scale[job->grad][CAIRN_F32](g, grad_at(t, job->grad, i), m, job->scalars.factor, &found);
+        if (w == wide) job->k->cast[type][CAIRN_F32](wide, half_at(t->weights, i), m);
+        job->rule->custom.flat(job->rule, &piece);
+        write_flat(job, i, w, m);
+    }
+}
+
+static void update_flat(struct cairn_device *d, const struct cairn__optim_item *t, cairn_dtype grad,
+                        enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
+                        const struct cairn__rates *rates, const struct cairn__optim_state *state) {
+    struct flat_job job = {.k = kernels(d), .t = t, .rule = rule, .grad = grad, .mode = mode};
+    job.scalars = cairn__flat_scalars_of(rates, state, t->missed, t->factor);
+    job.seed = state->rounding_seed;
+    job.stream = cairn__rounding_stream(t->parameter, job.scalars.update);
+    cairn__parallel_for(t->n, FLAT_GRAIN, update_pieces, &job);
+}
+
 static void update(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
                    const struct cairn__optim_state *state) {
-    const cairn__update_fn *const by_mode = kernels(d)->update[rule->kind][grad];
     if (state->skip) return;
+    if (rule->kind == CAIRN__OPTIM_CUSTOM) {
+        for (size_t i = 0; i < count; i++) update_flat(d, &items[i], grad, mode, rule, rates, state);
+        return;
+    }
+    const cairn__update_fn *const by_mode = kernels(d)->update[rule->kind][grad];
     for (size_t i = 0; i < count; i++) {
         const struct cairn__optim_item *t = &items[i];
         const union cairn__update h =

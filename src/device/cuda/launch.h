@@ -111,6 +111,15 @@ int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_l
 int cairn__launch_count_up(struct CUstream_st *stream, int64_t *counter, const struct cairn__optim_state *state);
 int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end);
 int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__rate_table *table,
+/* *out = what a piece of item reads. */
+int cairn__launch_flat_scalars(struct CUstream_st *stream, struct cairn__flat_scalars *out,
+                               const struct cairn__rates *rates, const struct cairn__optim_state *state,
+                               const struct cairn__optim_item *item);
+/* Elements [first, first + n) of item's bf16 weights = w[0..n-1], rounded at random; nothing where state->skip is
+ * raised. first is a multiple of 8. */
+int cairn__launch_round_stochastic(struct CUstream_st *stream, const struct cairn__optim_item *item, size_t first,
+                                   size_t n, const float *w, const struct cairn__optim_state *state);
+
                               const struct cairn__optim_state *state);
 
 /* Some items of a list; a block each. */

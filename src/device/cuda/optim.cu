@@ -274,6 +274,47 @@ int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_l
     }
 }
 
+/* ---- around an update that is a function of the user's ---- */
+
+static CAIRN__KERNEL flat_scalars(cairn__flat_scalars *out, const cairn__rates *rates, const cairn__optim_state *state,
+                                  const int64_t *missed, const float *factor) {
+    if (threadIdx.x == 0) *out = cairn__flat_scalars_of(rates, state, missed, factor);
+}
+
+int cairn__launch_flat_scalars(struct CUstream_st *stream, struct cairn__flat_scalars *out,
+                               const struct cairn__rates *rates, const struct cairn__optim_state *state,
+                               const struct cairn__optim_item *item) {
+    return cairn__launch(flat_scalars, 1, 1, stream, out, rates, state, item->missed, item->factor);
+}
+
+struct round_op {
+    cairn__bf16 *param;
+    const float *w;
+    rounding *stream;
+    size_t first;
+    template <int V> struct in { float w[V]; };
+    template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const { cairn__read<V, CAIRN__ONCE>(a->w, w + i); }
+    template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) const {
+        write_weights<V>(param, stream, first + i, a.w);
+    }
+};
+
+static CAIRN__KERNEL round_tensor(cairn__bf16 *param, const float *w, size_t first, size_t n,
+                                  const cairn__optim_item item, const cairn__optim_state *state) {
+    __shared__ rounding stream;
+    if (threadIdx.x == 0) begin_rounding(&stream, item, state, cairn__update_number(state, item.missed));
+    __syncthreads();
+    if (state->skip) return;
+    round_op op = {param, w, &stream, first};
+    cairn__walk_tensor<PACK, 2>(cairn__aligned<PACK>(param) && cairn__aligned<PACK>(w), n, op);
+}
+
+int cairn__launch_round_stochastic(struct CUstream_st *stream, const struct cairn__optim_item *item, size_t first,
+                                   size_t n, const float *w, const struct cairn__optim_state *state) {
+    return cairn__launch(round_tensor, cairn__tensor_blocks<PACK, 2>(n), CAIRN__CUDA_THREADS, stream,
+                         (cairn__bf16 *)item->weights, w, first, n, *item, state);
+}
+
 /* ---- around the update ---- */
 
 static CAIRN__KERNEL count_one(int64_t *counter, const cairn__optim_state *state) {

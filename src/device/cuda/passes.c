@@ -195,12 +195,81 @@ static struct cairn__plan plan_optim(const struct cairn__optim_item *items, size
     return plan;
 }
 
+enum { FLAT = 1 << 22 }; /* elements of a piece */
+
+/* Of the piece: gradient, and weights where they are half without a master, as f32; then what the kernels read. */
+struct flat_scratch {
+    float *grad, *wide;
+    struct cairn__flat_scalars *scalars;
+};
+
+static bool take_scratch(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, bool widens,
+                         struct flat_scratch *s) {
+    size_t most = 0;
+    for (size_t i = 0; i < count; i++) most = items[i].n > most ? items[i].n : most;
+    const size_t nbytes = (most < FLAT ? most : FLAT) * sizeof(float);
+    s->grad = cairn__cuda_room(d, CAIRN__ROOM_A, nbytes);
+    s->wide = widens ? cairn__cuda_room(d, CAIRN__ROOM_B, nbytes) : NULL;
+    s->scalars = cairn__cuda_room(d, CAIRN__ROOM_C, sizeof(*s->scalars));
+    return s->grad && s->scalars && (s->wide || !widens);
+}
+
+/* Where the step is skipped, half weights become what they were: the rounding of their master, or their own. */
+static int write_flat(struct cairn_device *d, const struct cairn__optim_item *t, enum cairn__weight_mode mode,
+                      size_t first, size_t n, float *w, const struct cairn__optim_state *state) {
+    const cairn_dtype type = cairn__weights_type(mode), half = cairn__copy_type(mode);
+    if (half) {
+        cairn__pass_cast(&cairn__cuda_passes, d, (uint16_t *)t->half + first, half, w, CAIRN_F32, n);
+    } else if (mode == CAIRN__W_BF16_STOCHASTIC) {
+        return cairn__launch_round_stochastic(cairn__cuda_enter(d)->stream, t, first, n, w, state);
+    } else if (type != CAIRN_F32) {
+        cairn__pass_cast(&cairn__cuda_passes, d, (uint16_t *)t->weights + first, type, w, CAIRN_F32, n);
+    }
+    return 0;
+}
+
+static int update_piece(struct cairn_device *d, const struct cairn__optim_item *t, cairn_dtype grad,
+                        enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, size_t first,
+                        const struct flat_scratch *s, const struct cairn__optim_state *state) {
+    const size_t n = t->n - first < FLAT ? t->n - first : FLAT;
+    const struct cairn__item unscaled = {n, s->grad, (const char *)t->grad + first * cairn_dtype_nbytes(grad), NULL,
+                                         NULL};
+    float *const w = s->wide ? s->wide : (float *)t->weights + first;
+    struct cairn__flat piece = {t->missed, first, n, w, s->grad, {NULL}, s->scalars, cairn__cuda_enter(d)->stream};
+    for (int i = 0; i < CAIRN__MAX_STATES; i++) piece.state[i] = t->state[i] ? t->state[i] + first : NULL;
+    cairn__cuda_passes.scale(d, &unscaled, 1, CAIRN_F32, grad, &s->scalars->factor, NULL);
+    if (s->wide)
+        cairn__pass_cast(&cairn__cuda_passes, d, s->wide, CAIRN_F32, (uint16_t *)t->weights + first,
+                         cairn__weights_type(mode), n);
+    rule->custom.flat(rule, &piece);
+    return write_flat(d, t, mode, first, n, w, state);
+}
+
+/* One after the other, as the scratch is. */
+static void update_flat(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                        enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
+                        const struct cairn__rates *rates, const struct cairn__optim_state *state) {
+    struct flat_scratch s;
+    int error = 0;
+    if (!take_scratch(d, items, count, cairn__weights_type(mode) != CAIRN_F32, &s)) return;
+    for (size_t i = 0; i < count && !error; i++) {
+        error = cairn__launch_flat_scalars(cairn__cuda_enter(d)->stream, s.scalars, rates, state, &items[i]);
+        for (size_t first = 0; first < items[i].n && !error; first += FLAT)
+            error = update_piece(d, &items[i], grad, mode, rule, first, &s, state);
+    }
+    cairn__cuda_queued(d, "update", error);
+}
+
 static void update(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
                    const struct cairn__optim_state *state) {
     if (cairn__cuda_refused(d, "update", cairn__check_update(rule, rates, state)) ||
         cairn__cuda_refused(d, "update", cairn__check_optim(items, count, grad, mode, cairn__rule_states(rule))))
         return;
+    if (rule->kind == CAIRN__OPTIM_CUSTOM) {
+        update_flat(d, items, count, grad, mode, rule, rates, state);
+        return;
+    }
     struct cairn__plan plan = plan_optim(items, count);
     struct cairn__optim_list list = {.rule = *rule, .rates = rates, .state = state};
     struct cairn__part part;
