@@ -103,6 +103,12 @@ struct cairn__passes {
     /* ++*counter, unless state->skip is raised: before step_end. state NULL = always. */
     void (*count_up)(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state);
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);
+    /* cairn__average_begin; all in device memory, state NULL = none. Then, where a step is due, every dst, f32, goes to
+     * x by average->share (element.h: cairn__lerp). */
+    void (*average_begin)(struct cairn_device *d, struct cairn__average *average,
+                          const struct cairn__optim_state *state);
+    void (*average)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype from,
+                    const struct cairn__average *average);
     /* table->rates = what its schedules make of state's counters: after a schedule or a base rate has changed. */
     void (*renew_rates)(struct cairn_device *d, const struct cairn__rate_table *table,
                         const struct cairn__optim_state *state);

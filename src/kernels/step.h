@@ -469,6 +469,35 @@ cairn__update_of(const struct cairn__optim_rule *rule, const struct cairn__rates
     return u;
 }
 
+/* ---- averages of weights ---- */
+
+/* In device memory. */
+struct cairn__average {
+    int64_t seen;         /* taken steps of the optimizer when it was last looked at */
+    int64_t averaged;     /* how often weights have gone into the averages */
+    int64_t start, every; /* they do after steps start + every, start + 2 every, ... */
+    double decay;
+    uint32_t is_equal; /* all weights count alike (SWA); else the older ones less, by decay (EMA) */
+    uint32_t is_due;   /* now, */
+    float share;       /* of the weights that go in now */
+    uint32_t unused;
+};
+
+/* After a step of an optimizer; s NULL: every call is after a step that was taken. */
+CAIRN__HOST_DEVICE static inline void cairn__average_begin(struct cairn__average *a,
+                                                           const struct cairn__optim_state *s) {
+    const int64_t steps = s ? s->steps : a->seen + 1;
+    a->is_due = steps > a->seen && steps > a->start && (steps - a->start) % a->every == 0;
+    a->seen = steps;
+    if (!a->is_due) return;
+    if (a->averaged == 0) {
+        a->share = 1;
+    } else {
+        a->share = (float)(a->is_equal ? 1.0 / (double)(a->averaged + 1) : 1.0 - a->decay);
+    }
+    a->averaged++;
+}
+
 /* ---- the end of a step ---- */
 
 /* A step, as the host sees it, in memory that it reads without waiting. */

@@ -27,6 +27,7 @@ struct trainer { cairn_optimizer *opt; cairn_module *model; amp_context *amp; ca
 typedef void *cudaStream_t;
 enum { cudaSuccess };
 extern amp_context *amp; extern amp_scaler *scaler; extern struct amp_options level; extern ddp_context *net;
+extern cairn_averages *averages;
 extern cairn_data_parallel *replicas; extern cairn_dataset *dataset, *texts, *examples; extern cairn_env *env;
 extern cairn_graph *graph; extern cairn_grid *grid; extern cairn_group *group, *g; extern cairn_loader *loader;
 extern cairn_metric *accuracy; extern cairn_module *model, *stage, *bert, *pooler, *D, *G, *layers[2];

@@ -265,6 +265,28 @@ static void step_end(struct cairn_device *d, const struct cairn__step_end *end) 
     __atomic_store_n(&report->number, end->optim->ends, __ATOMIC_RELEASE);
 }
 
+static void average_begin(struct cairn_device *d, struct cairn__average *average,
+                          const struct cairn__optim_state *state) {
+    (void)d;
+    cairn__average_begin(average, state);
+}
+
+static void average(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype from,
+                    const struct cairn__average *average) {
+    float wide[BLOCK];
+    if (!average->is_due) return;
+    for (const struct cairn__item *t = items; t < items + count; t++) {
+        for (size_t i = 0; i < t->n; i += BLOCK) {
+            const size_t m = block_at(i, t->n);
+            const void *const at = (const char *)t->x + i * cairn_dtype_nbytes(from);
+            const float *x = from == CAIRN_F32 ? at : wide;
+            float *const dst = (float *)t->dst + i;
+            if (x == wide) kernels(d)->cast[from][CAIRN_F32](wide, at, m);
+            for (size_t j = 0; j < m; j++) dst[j] = cairn__lerp(dst[j], x[j], average->share);
+        }
+    }
+}
+
 static void renew_rates(struct cairn_device *d, const struct cairn__rate_table *table,
                         const struct cairn__optim_state *state) {
     (void)d;
@@ -472,6 +494,8 @@ const struct cairn__passes cairn__cpu_passes = {
     .update = update,
     .count_up = count_up,
     .step_end = step_end,
+    .average_begin = average_begin,
+    .average = average,
     .renew_rates = renew_rates,
     .take_flags = take_flags,
     .share_flag = share_flag,

@@ -78,6 +78,11 @@ int cairn__launch_axpby(struct CUstream_st *stream, const struct cairn__multi *l
 int cairn__launch_check(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
 /* b is the limit; f32. */
 int cairn__launch_clamp(struct CUstream_st *stream, const struct cairn__multi *list);
+/* dst, f32, goes to x by average's share, where it is due. */
+int cairn__launch_average(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype from,
+                          const struct cairn__average *average);
+int cairn__launch_average_begin(struct CUstream_st *stream, struct cairn__average *average,
+                                const struct cairn__optim_state *state);
 /* dst of an item is its struct cairn__census; b is the least normal. Between the other two, which make of count of them
  * what adds nothing, and of what was added up what passes.h says. */
 int cairn__launch_census(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
@@ -106,11 +111,6 @@ struct cairn__optim_list {
 int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
                          enum cairn__weight_mode mode);
 
-/* ---- a training step ---- */
-
-int cairn__launch_count_up(struct CUstream_st *stream, int64_t *counter, const struct cairn__optim_state *state);
-int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end);
-int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__rate_table *table,
 /* *out = what a piece of item reads. */
 int cairn__launch_flat_scalars(struct CUstream_st *stream, struct cairn__flat_scalars *out,
                                const struct cairn__rates *rates, const struct cairn__optim_state *state,
@@ -120,6 +120,11 @@ int cairn__launch_flat_scalars(struct CUstream_st *stream, struct cairn__flat_sc
 int cairn__launch_round_stochastic(struct CUstream_st *stream, const struct cairn__optim_item *item, size_t first,
                                    size_t n, const float *w, const struct cairn__optim_state *state);
 
+/* ---- a training step ---- */
+
+int cairn__launch_count_up(struct CUstream_st *stream, int64_t *counter, const struct cairn__optim_state *state);
+int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end);
+int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__rate_table *table,
                               const struct cairn__optim_state *state);
 
 /* Some items of a list; a block each. */

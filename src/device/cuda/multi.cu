@@ -198,6 +198,57 @@ int cairn__launch_clamp(struct CUstream_st *stream, const struct cairn__multi *l
     });
 }
 
+/* ---- average ---- */
+
+template <class From> struct average_op {
+    float *dst;
+    const From *x;
+    float share;
+    template <int V> struct in {
+        From x[V];
+        float y[V];
+    };
+    template <int V> CAIRN__DEVICE void read(size_t i, in<V> *e) const {
+        cairn__read<V, CAIRN__ONCE>(e->x, x + i);
+        cairn__read<V, CAIRN__ONCE>(e->y, dst + i);
+    }
+    template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &e) {
+        float wide[V];
+        cairn__widen<V>(e.x, wide);
+#pragma unroll
+        for (int k = 0; k < V; k++) wide[k] = cairn__lerp(e.y[k], wide[k], share);
+        cairn__write<V, CAIRN__ONCE>(dst + i, wide);
+    }
+};
+
+template <class From, class List>
+static CAIRN__KERNEL average_list(const List list, const struct cairn__average *average) {
+    constexpr int V = cairn__pack_of<float>;
+    if (!average->is_due) return;
+    const cairn__where at = cairn__find(list.span, list.items);
+    average_op<From> op = {(float *)list.items[at.tensor].dst, (const From *)list.items[at.tensor].x, average->share};
+    cairn__walk<V, 4>(cairn__aligned<V>(op.dst) && cairn__aligned<V>(op.x), at.from, at.to, op);
+}
+
+int cairn__launch_average(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype from,
+                          const struct cairn__average *average) {
+    return cairn__with_float(from, [&](auto f) {
+        return with_list(*list, [&](auto l) {
+            return cairn__launch(average_list<decltype(f), decltype(l)>, l.span.blocks, CAIRN__CUDA_THREADS, stream, l,
+                                 average);
+        });
+    });
+}
+
+static CAIRN__KERNEL begin_average(cairn__average *average, const cairn__optim_state *state) {
+    if (threadIdx.x == 0) cairn__average_begin(average, state);
+}
+
+int cairn__launch_average_begin(struct CUstream_st *stream, struct cairn__average *average,
+                                const struct cairn__optim_state *state) {
+    return cairn__launch(begin_average, 1, 1, stream, average, state);
+}
+
 /* ---- check ---- */
 
 template <class T> struct check_op {

@@ -293,6 +293,29 @@ static void step_end(struct cairn_device *d, const struct cairn__step_end *end) 
     cairn__cuda_queued(d, "step_end", cairn__launch_step_end(cairn__cuda_enter(d)->stream, end));
 }
 
+static void average_begin(struct cairn_device *d, struct cairn__average *average,
+                          const struct cairn__optim_state *state) {
+    const void *const objects[] = {average, state};
+    const char *complaint = cairn__check_objects(objects, state ? 2 : 1, _Alignof(struct cairn__average));
+    if (cairn__cuda_refused(d, "average_begin", complaint)) return;
+    cairn__cuda_queued(d, "average_begin", cairn__launch_average_begin(cairn__cuda_enter(d)->stream, average, state));
+}
+
+static void average(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype from,
+                    const struct cairn__average *average) {
+    const unsigned uses = CAIRN__USES_DST | CAIRN__USES_X;
+    if (cairn__cuda_refused(d, "average", cairn__check_items(items, count, uses, CAIRN_F32, from, false))) return;
+    struct cairn__plan plan = plan_items(items, count);
+    struct cairn__multi list = {.b = 0};
+    struct cairn__part part;
+    int error = 0;
+    while (!error && cairn__plan_next(&plan, &part)) {
+        take_items(&list, &part, items);
+        error = cairn__launch_average(cairn__cuda_enter(d)->stream, &list, from, average);
+    }
+    cairn__cuda_queued(d, "average", error);
+}
+
 static void renew_rates(struct cairn_device *d, const struct cairn__rate_table *table,
                         const struct cairn__optim_state *state) {
     if (cairn__cuda_refused(d, "renew_rates", cairn__check_rate_table(table)) ||
@@ -451,6 +474,8 @@ const struct cairn__passes cairn__cuda_passes = {
     .update = update,
     .count_up = count_up,
     .step_end = step_end,
+    .average_begin = average_begin,
+    .average = average,
     .renew_rates = renew_rates,
     .take_flags = take_flags,
     .share_flag = share_flag,
