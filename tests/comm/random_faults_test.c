@@ -3,7 +3,7 @@
  *
  * usage: random_faults_test shm | gloo MOMENTS [SEED [FIRST]]
  *        FIRST: the number of the first one, 0 if not given; CAIRN_TEST_FAULTS in the environment overrides MOMENTS;
- *        with CAIRN_TEST_MACHINES=aab ranks are on machines of these names */
+ *        with CAIRN_TEST_MACHINES=aab ranks are on machines of these names, and each second moment is of long sums */
 #include "group_processes.h"
 #include "machines.h"
 
@@ -11,6 +11,7 @@
 #include <sys/time.h>
 
 #include "collectives.h"
+#include "core/status.h"
 #include "trial.h"
 
 enum fault { KILL, EXIT, STOP, NUM_FAULTS };
@@ -74,6 +75,31 @@ static void list_descriptors(char *text, size_t nbytes) {
     if (d) closedir(d);
 }
 
+/* All-reduces in group memory and elsewhere, two at a time, until something fails: as collectives_loop. */
+static cairn_status reduce_until_failure(cairn_group *group, unsigned random, char *text, size_t nbytes) {
+    enum { LEAST = 3000, MOST = 1000000 };
+    static float own[MOST];
+    const int p = cairn_group_size(group), rank = cairn_group_rank(group);
+    void *memory = NULL;
+    cairn_status st = cairn_group_alloc(group, sizeof(own), &memory);
+    while (st == CAIRN_OK) {
+        float *const x[] = {own, memory};
+        cairn_work *works[2] = {NULL};
+        const size_t n = LEAST + random_below(&random, random_below(&random, 3) ? LEAST : MOST - LEAST);
+        for (size_t i = 0; i < 2 * n; i++) x[i / n][i % n] = (float)(i % 16 * (size_t)(rank + 1));
+        for (int i = 0; i < 2 && st == CAIRN_OK; i++)
+            st = cairn_allreduce(group, x[i], n, CAIRN_F32, CAIRN_SUM, &works[i]);
+        for (int i = 0; i < 2 && st == CAIRN_OK; i++)
+            st = cairn_work_wait(&works[i]); /* else they end with the group */
+        for (size_t i = 0; i < 2 * n && st == CAIRN_OK; i++) {
+            if (x[i / n][i % n] != (float)(i % 16 * (size_t)(p * (p + 1) / 2)))
+                st = cairn__fail(CAIRN_EINTERNAL, "element %zu of twice %zu is wrong", i, n);
+        }
+    }
+    snprintf(text, nbytes, "%s", cairn_last_error());
+    return st;
+}
+
 /* Until something fails, be it the creation. */
 static void take_part(int rank, int size, int port) {
     struct told *told = &board->told[rank];
@@ -86,7 +112,9 @@ static void take_part(int rank, int size, int port) {
     if (!board->moment.early && rank == board->moment.victim && board->moment.fault == EXIT) {
         exit_later(board->moment.wait_us);
     }
-    told->status = collectives_loop(m.group, (unsigned)board->moment.number, told->text, sizeof(told->text));
+    const bool sums = machines && board->moment.number % 2 == 1;
+    told->status = (sums ? reduce_until_failure : collectives_loop)(m.group, (unsigned)board->moment.number, told->text,
+                                                                    sizeof(told->text));
     told->at_ns = cairn__now_ns();
     leave_group(&m);
 }

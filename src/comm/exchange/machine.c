@@ -164,6 +164,7 @@ cairn_status cairn__machine_make(struct exchange *x, const struct cairn__group_c
     TRY(cairn__calloc((size_t)l->machines, sizeof(*m->partials), (void **)&m->partials));
     TRY(add_numbers(m, peers ? meet(m, options, peers) : derive(m, parent->machine)));
     m->shm = m->group->impl;
+    m->shm->spins = m->shm->yields = 1; /* its calls are rare; beside other programs a thousand yields take seconds */
     TRY(add_numbers(m, share_lanes(m)));
 out:
     return st;
