@@ -31,6 +31,7 @@
 #include "ddp.h"
 #include "ddp_logging.h"
 #include "powersgd.h"
+#include "local_sgd.h"
 #include "sync_batch_norm.h"
 #include "metrics.h"
 #include "loader.h"

@@ -11,6 +11,7 @@
  *   join.c      uneven inputs
  *   hooks.c     communication hooks
  *   powersgd.c  the hook of PowerSGD, and its state; low_rank.c its arithmetic
+ *   local_sgd.c the hook of post-local SGD, and averages of weights
  *   buffers.c   rank 0's buffers to all
  *   weights.c   rank 0's weights to all
  *   agree.c     agreement on parameters and buffers
@@ -63,6 +64,7 @@ struct cairn__ddp_send {
 
 struct cairn__entries;
 struct cairn__powersgd;
+struct cairn__local_sgd;
 
 /* What a hook of ddp's own does beside begin and finish. */
 struct cairn__own_hook {
@@ -85,6 +87,7 @@ struct ddp_context {
     bool has_hook, reduces_nothing;         /* by the hook of ddp_noop_hook */
     const struct cairn__own_hook *own_hook; /* NULL: the hook is the user's, or there is none */
     struct cairn__powersgd *powersgd;       /* its state, where that is it */
+    struct cairn__local_sgd *local_sgd;     /* likewise */
 
     struct cairn__ddp_shared *shared; /* [num_shared] in order of registration */
     size_t num_shared;
