@@ -113,7 +113,7 @@ struct ddp_options {
      * Refused, with a sentence: communication hooks, ddp_reducer_create, another wire than the gradients' type,
      * freezing and thawing, steps of gradients that are unsynced, cairn_optimizer_masters, updates of the user's own,
      * cairn_weights_load; cairn_weights_save writes half weights as they are. cairn_param_master returns NULL.
-     * ddp_destroy makes all whole again, and needs the memory for it. OFF */
+     * ddp_destroy makes all whole again, where there is the memory for it. OFF */
     cairn_switch shard_optimizer;
 };
 #define ddp_options(...) (&(struct ddp_options){.struct_size = sizeof(struct ddp_options), __VA_ARGS__})

@@ -233,8 +233,9 @@ cairn_status cairn__ddp_shards_begin(struct ddp_context *d);
 cairn_status cairn__ddp_shards_reduced(struct ddp_context *d, uint32_t found);
 /* For the listener; NULL = ranks do not share updates. */
 const struct cairn__sharers *cairn__ddp_sharers(struct ddp_context *d);
-/* Collective: masters, moments and weights are whole again. Errors: CAIRN_ENOMEM on every rank, and nothing has
- * changed. Where the group is dead, or dies, masters and moments stay as they are: their optimizers cannot step. */
+/* Collective: masters, moments and weights are whole again. Errors: CAIRN_ENOMEM on every rank, of weights, and nothing
+ * has changed. Where the group is dead, or there is no memory for the others, these stay as they are, and the next step
+ * of their optimizer says so. */
 cairn_status cairn__ddp_shards_end(struct ddp_context *d);
 
 /* ---- agree.c ---- */

@@ -60,15 +60,14 @@ static void free_arrays(const struct ddp_context *d, struct cairn__param_arrays 
     cairn__free(arrays);
 }
 
-/* Room for the shard of each slot's arrays, or for all of them. */
-static cairn_status make_arrays(const struct ddp_context *d, bool whole, struct cairn__param_arrays **out) {
+/* Room for the shard of each slot's arrays. */
+static cairn_status make_arrays(const struct ddp_context *d, struct cairn__param_arrays **out) {
     struct cairn__param_arrays *arrays = NULL;
     const int rank = cairn_group_rank(d->channel);
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(d->num_slots, sizeof(arrays[0]), (void **)&arrays));
     for (size_t s = 0; s < d->num_slots; s++) {
-        const struct cairn__param *p = d->slots[s].param;
-        TRY(cairn__param_arrays_make(p, whole ? p->n : shard_of(d, s, rank).n, &arrays[s]));
+        TRY(cairn__param_arrays_make(d->slots[s].param, shard_of(d, s, rank).n, &arrays[s]));
     }
     *out = arrays;
     return CAIRN_OK;
@@ -113,7 +112,7 @@ cairn_status cairn__ddp_shards_begin(struct ddp_context *d) {
     struct cairn__param_arrays *arrays = NULL;
     cairn_status st = CAIRN_OK;
     if (!d->shards) return CAIRN_OK;
-    st = make_arrays(d, false, &arrays);
+    st = make_arrays(d, &arrays);
     if (st == CAIRN_OK) st = cairn__calloc(d->plan.count, sizeof(d->gathers[0]), (void **)&d->gathers);
     TRY(cairn__group_agree_on_status(d->channel, d->call, st));
     for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
@@ -267,44 +266,46 @@ out:
     return st;
 }
 
-static cairn_status make_whole(struct ddp_context *d, struct cairn__param_arrays *arrays) {
+/* One parameter after the other, so that no more memory is needed than for all of them. */
+static cairn_status make_whole(struct ddp_context *d) {
+    struct cairn__param_arrays arrays = {{NULL}};
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_slots; s++) {
-        TRY(complete(d, s, &arrays[s]));
-        TRY(cairn__param_arrays_use(d->slots[s].param, NULL, &arrays[s]));
+        struct cairn__param *p = d->slots[s].param;
+        st = cairn__param_arrays_make(p, p->n, &arrays);
+        TRY(cairn__group_agree_on_status(d->channel, "ddp_destroy", st));
+        TRY(complete(d, s, &arrays));
+        TRY(cairn__param_arrays_use(p, NULL, &arrays));
     }
 out:
+    if (st != CAIRN_OK) cairn__param_arrays_free(d->slots[0].param, &arrays);
     return st;
 }
 
 cairn_status cairn__ddp_shards_end(struct ddp_context *d) {
-    struct cairn__param_arrays *arrays = NULL;
     void **homes = NULL;
     cairn_status st = CAIRN_OK;
     if (!d->shards) return CAIRN_OK;
     const bool is_alive = cairn__group_progress(d->channel) == CAIRN_OK;
     st = cairn__calloc(d->num_slots, sizeof(homes[0]), (void **)&homes);
     if (st == CAIRN_OK) st = make_homes(d, homes);
-    if (st == CAIRN_OK && is_alive) st = make_arrays(d, true, &arrays);
     if (is_alive) {
         const cairn_status all = cairn__group_agree_on_status(d->channel, "ddp_destroy", st);
         if (st == CAIRN_OK && cairn__group_progress(d->channel) == CAIRN_OK) st = all;
     }
     TRY(st);
-    if (is_alive && cairn__group_progress(d->channel) == CAIRN_OK) st = make_whole(d, arrays);
-    if (!is_alive || st != CAIRN_OK)
+    if (cairn__group_progress(d->channel) != CAIRN_OK || make_whole(d) != CAIRN_OK)
         cairn__log(CAIRN_LOG_WARNING,
-                   "ddp_destroy: the group is dead, so masters and optimizers' states stay in parts, and cannot step");
+                   "ddp_destroy: f32 values that ranks share stay in parts, and their optimizers cannot step: %s",
+                   cairn_last_error());
     for (size_t s = 0; s < d->num_slots; s++) {
         if (homes[s]) (void)cairn__param_move(d->slots[s].param, homes[s], true);
         homes[s] = NULL;
     }
     if (d->owns_weights) recycle_results(d);
     free_weights(d);
-    st = CAIRN_OK;
 out:
     for (size_t s = 0; homes && s < d->num_slots; s++) cairn__device_free(device_of(d), homes[s]);
     cairn__free(homes);
-    free_arrays(d, arrays);
     return st;
 }

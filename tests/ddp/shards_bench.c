@@ -4,8 +4,6 @@
  * usage: cairn-run --nproc-per-node 2 shards-bench [MILLIONS of parameters [TURNS]] */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "cairn/cairn.h"
 #include "core/trace.h"
@@ -24,18 +22,12 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double processor_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 struct training {
     cairn_module *model;
     cairn_optimizer *optimizer;
     amp_context *amp;
     ddp_context *ddp;
-    double wall[MOST_TURNS], busy[MOST_TURNS];
+    double ms[MOST_TURNS];
 };
 
 enum kind { SGD, MOMENTUM, ADAM, LION, NUM_KINDS };
@@ -72,13 +64,11 @@ static void end(struct training *t) {
 static void step(struct training *t, cairn_env *env, int turn) {
     must(cairn_barrier(cairn_env_group(env)));
     const uint64_t begin_ns = cairn__now_ns();
-    const double busy = processor_ns();
     cairn_zero_grad(t->optimizer);
     must(amp_backward(t->amp, ddp_zero_loss(t->ddp), t->optimizer));
     must(cairn_step(t->optimizer));
     must(cairn_barrier(cairn_env_group(env)));
-    t->wall[turn] = (double)(cairn__now_ns() - begin_ns) / 1e6;
-    t->busy[turn] = (processor_ns() - busy) / 1e6;
+    t->ms[turn] = (double)(cairn__now_ns() - begin_ns) / 1e6;
 }
 
 /* Masters and moments. */
@@ -100,17 +90,12 @@ static void compare(cairn_env *env, enum kind kind, amp_opt_level level, int cou
         for (int k = 0; k < 2; k++) step(&t[k], env, turn < 0 ? 0 : turn);
     }
     const double mb[2] = {(double)state_nbytes(&t[0]) / 1e6, (double)state_nbytes(&t[1]) / 1e6};
-    for (int k = 0; k < 2; k++) {
-        qsort(t[k].wall, (size_t)turns, sizeof(double), by_value);
-        qsort(t[k].busy, (size_t)turns, sizeof(double), by_value);
-    }
-    const int middle = turns / 2;
+    for (int k = 0; k < 2; k++) qsort(t[k].ms, (size_t)turns, sizeof(double), by_value);
+    const double middle[2] = {t[0].ms[turns / 2], t[1].ms[turns / 2]}, least[2] = {t[0].ms[0], t[1].ms[0]};
     if (cairn_env_rank(env) == 0)
-        printf("O%d %-17s  step %7.1f ms, shared %7.1f ms (%.2f)  least %7.1f, %7.1f (%.2f)  processor %7.1f, %7.1f ms "
-               "(%.2f)  state %.1f, %.1f MB\n",
-               (int)level - (int)AMP_O0, kind_names[kind], t[0].wall[middle], t[1].wall[middle],
-               t[1].wall[middle] / t[0].wall[middle], t[0].wall[0], t[1].wall[0], t[1].wall[0] / t[0].wall[0],
-               t[0].busy[middle], t[1].busy[middle], t[1].busy[middle] / t[0].busy[middle], mb[0], mb[1]);
+        printf("O%d %-17s  step %7.1f ms, shared %7.1f ms: %.2f times; least %7.1f, %7.1f: %.2f; state %.1f, %.1f MB\n",
+               (int)level - (int)AMP_O0, kind_names[kind], middle[0], middle[1], middle[1] / middle[0], least[0],
+               least[1], least[1] / least[0], mb[0], mb[1]);
     fflush(stdout);
     for (int k = 0; k < 2; k++) end(&t[k]);
 }
