@@ -22,6 +22,7 @@
 #include "multi_tensor.h"
 #include "param_groups.h"
 #include "custom_optimizer.h"
+#include "muon.h"
 #include "averages.h"
 #include "autocast.h"
 #include "fp8.h"

@@ -24,6 +24,7 @@ typedef enum cairn_params_are {
 } cairn_params_are;
 
 struct cairn_custom_options; /* custom_optimizer.h */
+struct cairn_muon_options;   /* muon.h */
 
 /* Which parameters a group takes: those that everything set here holds for; a rule with nothing set takes all. It has
  * no struct_size: the calls hand its size over (core.h). */
@@ -40,6 +41,7 @@ typedef struct cairn_group_rule {
     const struct cairn_lion_options *lion;
     const struct cairn_adagrad_options *adagrad;
     const struct cairn_custom_options *custom;
+    const struct cairn_muon_options *muon;
 } cairn_group_rule;
 
 /* An optimizer with a group for each rule, in their order: group i is rules[i]'s. A parameter goes to the first rule

@@ -70,7 +70,8 @@ out:
         .check = check_group, .saved_as = saved, .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},    \
         .fields = fields                                                                                        \
     }
-static const struct cairn__optimizer_kind adam_kind = KIND("Adam", "adam"), adamw_kind = KIND("AdamW", "adamw");
+static const struct cairn__optimizer_kind adam_kind = KIND("Adam", "adam");
+const struct cairn__optimizer_kind cairn__adamw_kind = KIND("AdamW", "adamw");
 #undef KIND
 
 cairn_status cairn_adam_create(cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
@@ -88,24 +89,25 @@ cairn_status cairn_adam_create_grouped_sized(size_t rule_nbytes, cairn_param_set
 }
 
 cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
-    return cairn__kind_create(&adamw_kind, set, options, out);
+    return cairn__kind_create(&cairn__adamw_kind, set, options, out);
 }
 
 cairn_status cairn_adamw_create_over(cairn_param_set *set, const size_t *indices, size_t count,
                                      const struct cairn_adam_options *options, cairn_optimizer **out) {
-    return cairn__kind_create_over(&adamw_kind, set, indices, count, options, out);
+    return cairn__kind_create_over(&cairn__adamw_kind, set, indices, count, options, out);
 }
 
 cairn_status cairn_adamw_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set, const cairn_group_rule *rules,
                                               size_t count, cairn_optimizer **out) {
-    return cairn__optimizer_create_grouped(&adamw_kind, rule_nbytes, set, rules, count, out);
+    return cairn__optimizer_create_grouped(&cairn__adamw_kind, rule_nbytes, set, rules, count, out);
 }
 
-/* The group is of the optimizer's own kind. */
+/* The group is of the optimizer's own kind, or of AdamW beside one that has such groups too. */
 cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices, size_t count,
                                   const struct cairn_adam_options *options) {
-    const bool decoupled = optimizer && optimizer->kind == &adamw_kind;
-    return cairn__kind_add_group(decoupled ? &adamw_kind : &adam_kind, optimizer, set, indices, count, options);
+    const struct cairn__optimizer_kind *own = optimizer ? optimizer->kind : NULL;
+    const bool is_adamw = own && (own == &cairn__adamw_kind || own->other == &cairn__adamw_kind);
+    return cairn__kind_add_group(is_adamw ? &cairn__adamw_kind : &adam_kind, optimizer, set, indices, count, options);
 }
 
 cairn_status(cairn_adam_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,

@@ -32,7 +32,8 @@ cairn_status cairn__kind_add_group(const struct cairn__optimizer_kind *kind, cai
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_set(kind->name, set, optimizer));
     TRY(kind->group_of(kind, options, &group));
-    TRY(cairn__optimizer_add_group(optimizer, kind, set, indices, count, &group));
+    if (optimizer->kind->other == kind) group.kind = kind;
+    TRY(cairn__optimizer_add_group(optimizer, group.kind ? optimizer->kind : kind, set, indices, count, &group));
 out:
     return st;
 }

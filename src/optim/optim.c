@@ -225,6 +225,7 @@ static void take_over(struct cairn_optimizer *o, struct cairn__optim_arrays *arr
     o->norms = norms;
     o->groups[o->num_groups] = *group;
     o->groups[o->num_groups].first = o->count;
+    if (!group->kind) o->groups[o->num_groups].kind = o->kind;
     o->groups[o->num_groups++].count = count - o->count;
     o->count = count;
     show_moments(o);
@@ -252,6 +253,8 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     picked = true;
     TRY(carry_over(o, &fresh, count));
     for (size_t i = o->count; i < count; i++) {
+        const struct cairn__optimizer_kind *of = group->kind ? group->kind : kind;
+        if (of->check_param) TRY(of->check_param(of, fresh.params[i]));
         fresh.moments[i].waits = !cairn__param_requires_grad(fresh.params[i]);
         if (!fresh.moments[i].waits) TRY(make_moments_of(o, &fresh, i, group));
     }
@@ -315,6 +318,7 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     cairn__rates_free(d, &o->table);
     cairn__device_free(d, o->norms);
     cairn__device_free(d, o->partner_norms);
+    cairn__device_free(d, o->scratch);
     cairn__device_free(d, o->state);
     cairn__device_free_pinned(d, o->reports);
     cairn__free(o->groups);

@@ -10,12 +10,22 @@
 
 enum { CAIRN__CUSTOM_VALUES = 8 };
 
+struct cairn__optimizer_kind;
+
+/* Of Muon (muon.c), whose other hyperparameters are those of SGD's rule. */
+struct cairn__muon {
+    double weight_decay, eps, a, b, c, steps;
+    bool matches_rms;
+};
+
 /* Hyperparameters of one group, and where it lies: parameters [first, first + count) of the optimizer. */
 struct cairn__param_group {
     struct cairn__optim_rule rule;
-    double values[CAIRN__CUSTOM_VALUES];   /* of a custom kind */
-    struct cairn__group_schedule schedule; /* the host's: parts are in `parts` */
-    void *parts, *device_parts;            /* of the schedule, and what they point to; NULL = none */
+    double values[CAIRN__CUSTOM_VALUES]; /* of a custom kind */
+    struct cairn__muon muon;
+    const struct cairn__optimizer_kind *kind; /* the optimizer's, or that one's `other`; NULL until it is added */
+    struct cairn__group_schedule schedule;    /* the host's: parts are in `parts` */
+    void *parts, *device_parts;               /* of the schedule, and what they point to; NULL = none */
     size_t first, count;
 };
 
@@ -50,6 +60,14 @@ struct cairn__optimizer_kind {
                              struct cairn__param_group *out);
     /* (optional: any are) Whether a group's hyperparameters are those that create takes. Errors: CAIRN_EINVAL. */
     cairn_status (*check)(const struct cairn__optimizer_kind *kind, const struct cairn__param_group *group);
+
+    /* (optional: any may) Whether a parameter may be in a group. Errors: CAIRN_EINVAL. */
+    cairn_status (*check_param)(const struct cairn__optimizer_kind *kind, const struct cairn__param *p);
+    /* (optional: the device's fused update by `rule`) Queues the update of a group's parameters that have a gradient,
+     * of items and keys. Errors: CAIRN_ENOMEM. */
+    cairn_status (*update)(struct cairn_optimizer *o, const struct cairn__param_group *group);
+    /* (optional: none) What further groups may be of: a rule with its options makes one. */
+    const struct cairn__optimizer_kind *other;
 
     /* In checkpoints, where names stay what they are. */
     const char *saved_as;
@@ -101,6 +119,8 @@ struct cairn_optimizer {
     /* In device memory. */
     struct cairn__optim_state *state;
     struct cairn__rate_table table;
+    void *scratch; /* of a kind whose update is several passes */
+    size_t scratch_nbytes;
     double *norms; /* [count + 1]: of lists of gradients, then of all of them */
     bool clipped;  /* state->clip may not be 1 */
     bool warned;   /* that no guard checks for overflow */
@@ -172,6 +192,8 @@ cairn_status cairn__kind_create_over(const struct cairn__optimizer_kind *kind, c
                                      const size_t *indices, size_t count, const void *options, cairn_optimizer **out);
 cairn_status cairn__kind_add_group(const struct cairn__optimizer_kind *kind, cairn_optimizer *optimizer,
                                    cairn_param_set *set, const size_t *indices, size_t count, const void *options);
+
+extern const struct cairn__optimizer_kind cairn__adamw_kind;
 
 /* Checks the arguments that every kind has. For a NULL set the message repeats the last error, which may be why its
  * model was not made. */

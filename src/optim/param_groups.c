@@ -88,18 +88,35 @@ static const struct {
                {offsetof(cairn_group_rule, adam), "Adam"},
                {offsetof(cairn_group_rule, lion), "Lion"},
                {offsetof(cairn_group_rule, adagrad), "Adagrad"},
-               {offsetof(cairn_group_rule, custom), "an optimizer of the user's"}};
+               {offsetof(cairn_group_rule, custom), "an optimizer of the user's"},
+               {offsetof(cairn_group_rule, muon), "Muon"}};
+
+/* The kind of a rule's group: that whose options it has, of the optimizer's two. */
+static const struct cairn__optimizer_kind *kind_of(const struct cairn__optimizer_kind *k,
+                                                   const cairn_group_rule *rule) {
+    return k->other && options_of(rule, k->other->options) ? k->other : k;
+}
+
+static cairn_status group_of(const struct cairn__optimizer_kind *k, const cairn_group_rule *rule,
+                             struct cairn__param_group *out) {
+    const struct cairn__optimizer_kind *of = kind_of(k, rule);
+    cairn_status st = CAIRN_OK;
+    TRY(of->group_of(of, options_of(rule, of->options), out));
+    if (of != k) out->kind = of;
+out:
+    return st;
+}
 
 static cairn_status check_rule(const struct cairn__optimizer_kind *k, const cairn_group_rule *rule, size_t r) {
     cairn_status st = CAIRN_OK;
     REQUIRE(rule->are >= 0 && rule->are <= CAIRN_PARAMS_NORMS, CAIRN_EINVAL,
             "%s: rule %zu: are is %d; it must be from 0 to 3 (cairn_params_are)", k->name, r, (int)rule->are);
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
-        REQUIRE(options[i].offset == k->options || !options_of(rule, options[i].offset), CAIRN_EINVAL,
+        REQUIRE(options[i].offset == kind_of(k, rule)->options || !options_of(rule, options[i].offset), CAIRN_EINVAL,
                 "%s: rule %zu has options of %s; leave them out", k->name, r, options[i].kind);
     struct cairn__param_group group;
     char why[512];
-    TRY(k->group_of(k, options_of(rule, k->options), &group));
+    TRY(group_of(k, rule, &group));
     TRY(cairn__schedule_check(rule->schedule, cairn__momentum_cycles(k, &group)));
     return CAIRN_OK;
 out:
@@ -131,7 +148,7 @@ static cairn_status make_group(const struct cairn__optimizer_kind *k, struct cai
                                cairn_optimizer **optimizer) {
     cairn_status st = CAIRN_OK;
     struct cairn__param_group group;
-    TRY(k->group_of(k, options_of(rule, k->options), &group));
+    TRY(group_of(k, rule, &group));
     if (!*optimizer) {
         TRY(cairn__optimizer_create(k, set, indices, count, &group, optimizer));
     } else {

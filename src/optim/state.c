@@ -47,7 +47,7 @@ static cairn_status list_moments(const struct part *part, const struct cairn__pa
     name_set(o, p, set, sizeof(set));
     for (int s = 0; s < cairn__rule_states(&group->rule); s++) {
         TRY(cairn__entries_add_array(part->entries, owner, CAIRN_F32, p->ndim, p->shape, o->arrays.moments[i].array[s],
-                                     "%s%s.%s%s", part->prefix, o->kind->state_names[s], set, p->name));
+                                     "%s%s.%s%s", part->prefix, group->kind->state_names[s], set, p->name));
         if (p->is_sharded) cairn__entries_cut_last(part->entries, p->shard.first, p->shard.n);
     }
 out:
@@ -161,7 +161,7 @@ static cairn_status list_group(const struct part *part, size_t g) {
     char name[64];
     group_name(g, "params", name);
     if (!part->entries->is_part) TRY(add_i64(part, (int64_t)group->count, name));
-    for (const struct cairn__group_field *f = part->o->kind->fields; f && f->name; f++) {
+    for (const struct cairn__group_field *f = group->kind->fields; f && f->name; f++) {
         group_name(g, f->name, name);
         if (!f->is_newer || is_listed(part, name, value_of(group, f) != 0))
             TRY(add_f64(part, value_of(group, f), name));
@@ -252,7 +252,7 @@ static cairn_status check_counters(const struct loaded *l) {
 
 static cairn_status check_field(const struct loaded *l, size_t g, const struct cairn__group_field *f) {
     const double value = group_f64(l, g, f->name), own = value_of(&l->o->groups[g], f);
-    const char *kind = l->o->kind->name;
+    const char *kind = l->o->groups[g].kind->name;
     REQUIRE(isfinite(value) && (f->type == CAIRN__GROUP_REAL || value == 0 || value == 1), CAIRN_EINVAL,
             "%s: %s of group %zu is %g", kind, f->name, g, value);
     REQUIRE(f->type != CAIRN__GROUP_FIXED || value == own, CAIRN_EINVAL,
@@ -265,7 +265,7 @@ static cairn_status check_field(const struct loaded *l, size_t g, const struct c
 }
 
 static void take_fields(const struct loaded *l, size_t g, struct cairn__param_group *group) {
-    for (const struct cairn__group_field *f = l->o->kind->fields; f && f->name; f++) {
+    for (const struct cairn__group_field *f = group->kind->fields; f && f->name; f++) {
         void *const at = (char *)group + f->offset;
         if (f->type == CAIRN__GROUP_REAL) {
             *(double *)at = group_f64(l, g, f->name);
@@ -277,7 +277,7 @@ static void take_fields(const struct loaded *l, size_t g, struct cairn__param_gr
 
 /* One by one, and then as create checks them. */
 static cairn_status check_fields(const struct loaded *l, size_t g) {
-    const struct cairn__optimizer_kind *kind = l->o->kind;
+    const struct cairn__optimizer_kind *kind = l->o->groups[g].kind;
     struct cairn__param_group loaded = l->o->groups[g];
     cairn_status st = CAIRN_OK;
     for (const struct cairn__group_field *f = kind->fields; f && f->name; f++) TRY(check_field(l, g, f));

@@ -71,7 +71,8 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
         TRY(describe(o, i));
         if (o->arrays.keys[i] >= 0) present |= 1u << o->arrays.keys[i];
     }
-    for (int key = 0; key < KEYS; key++) {
+    if (group->kind->update) TRY(group->kind->update(o, group));
+    for (int key = 0; key < KEYS && !group->kind->update; key++) {
         if (present >> key & 1) update_list(o, group, key);
     }
     for (size_t i = group->first; i < group->first + group->count; i++) {

@@ -26,7 +26,7 @@ PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": 
                "exponents": "observe", "npy": "data", "pipeline": "parallel", "data_parallel": "parallel",
                "loader": "data", "datasets": "data", "pictures": "data",
                "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
-               "custom_optimizer": "optim", "averages": "optim",
+               "custom_optimizer": "optim", "muon": "optim", "averages": "optim",
                "stateful": "core", "weights": "state"}
 PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "fp8": "amp", "scaler": "amp",
@@ -36,7 +36,7 @@ PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph
                 "exponents": "observe", "npy": "data", "pipeline": "parallel", "data_parallel": "parallel",
                 "loader": "data", "datasets": "data", "pictures": "data",
                 "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
-                "custom_optimizer": "optim", "averages": "optim",
+                "custom_optimizer": "optim", "muon": "optim", "averages": "optim",
                 "stateful": "core", "weights": "state"}
 
 # Foreign headers, and the only folders that may include them.

@@ -57,6 +57,7 @@ OTHERS = {
     "include/cairn/data_parallel.h": [("", "cairn_module *net;")],
     "include/cairn/loader.h": [("", "const struct cairn_batch *batch;")],
     "include/cairn/metrics.h": [("", "cairn_metric *loss;")],
+    "include/cairn/muon.h": [("rules", "extern struct cairn_muon_options muon;")],
     "include/cairn/npy.h": [("", "cairn_npy *x;")],
     "include/cairn/observe.h": [("", "int64_t step;")],
     "include/cairn/pipeline.h": [("", "cairn_tensor *(*loss)(void *, cairn_tensor *, cairn_tensor *, int);")],
