@@ -9,7 +9,7 @@
 
 enum { IN = 21, HIDDEN = 19, OUT = 5, ROWS = 6, STEPS = 7, MAX_VALUES = 4 * (IN + OUT + 2) * (HIDDEN + 1) };
 
-enum kind { SGD, ADAM, LION, NUM_KINDS };
+enum kind { SGD, ADAM, LION, OWN, NUM_KINDS };
 
 static const struct level {
     amp_opt_level level; /* 0 = no amp */
@@ -49,6 +49,20 @@ static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie, (void)level, (void)message; /* of steps that are skipped */
 }
 
+/* An update that goes by an element's place in its parameter. */
+static void update_own(void *ctx, const struct cairn_custom_update *u) {
+    (void)ctx;
+    for (size_t i = 0; i < u->n; i++) {
+        u->states[0][i] = 0.5f * u->states[0][i] + u->grad[i];
+        u->weights[i] -= (float)u->scalars->lr * (u->states[0][i] + (float)((u->offset + i) % 7 + u->size % 3));
+    }
+}
+
+static const struct cairn_custom_optimizer own = {.struct_size = sizeof(own),
+                                                  .name = "own",
+                                                  .update = update_own,
+                                                  .states = {"sum"}};
+
 static cairn_status make_optimizer(struct training *t) {
     struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
     struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
@@ -56,6 +70,7 @@ static cairn_status make_optimizer(struct training *t) {
     sgd.lr = 0.05, sgd.momentum = 0.9, adam.lr = lion.lr = 0.01;
     if (t->s->kind == SGD) return cairn_sgd_create(t->set, &sgd, &t->optimizer);
     if (t->s->kind == ADAM) return cairn_adam_create(t->set, &adam, &t->optimizer);
+    if (t->s->kind == OWN) return cairn_custom_optimizer_create(t->set, &own, NULL, &t->optimizer);
     return cairn_lion_create(t->set, &lion, &t->optimizer);
 }
 
