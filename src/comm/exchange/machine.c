@@ -19,15 +19,15 @@ enum {
     NOT_OWNER = -1,
 };
 
-/* A rank's, in memory that it shares with the others of its machine; it alone writes it. Blocks are counted over all
- * calls of the group. */
+/* A rank's, in memory that it shares with the others of its machine, aligned as group memory is; it alone writes it.
+ * Blocks are counted over all calls of the group. */
 struct lane {
-    alignas(SHM_LINE) atomic_uint_fast64_t staged;
-    alignas(SHM_LINE) atomic_uint_fast64_t gathered;
-    alignas(SHM_LINE) atomic_uint_fast64_t taken;
+    alignas(CAIRN__ALIGN) atomic_uint_fast64_t staged;
+    alignas(CAIRN__ALIGN) atomic_uint_fast64_t gathered;
+    alignas(CAIRN__ALIGN) atomic_uint_fast64_t taken;
     struct cairn__call call; /* that staged counts the blocks of */
     struct shm_place array;  /* in group memory; segment 0: in bounces */
-    alignas(SHM_LINE) char bounces[BOUNCES][BOUNCE_NBYTES];
+    alignas(CAIRN__ALIGN) char bounces[BOUNCES][BOUNCE_NBYTES];
 };
 
 struct exchange_machine {
