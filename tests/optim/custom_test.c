@@ -14,6 +14,7 @@
 #include "../one_env.h"
 #include "cairn/interop_cuda.h"
 #include "../state_in_memory.h"
+#include "recorded.h"
 #ifdef OWN_KERNELS
 #include "own_kernels.h"
 #else
@@ -260,6 +261,24 @@ static void skipped_steps_do_not_call_the_function(void **state) {
     end(&t);
 }
 
+static cairn_status make_sgd(cairn_param_set *set, cairn_optimizer **out) {
+    struct cairn_custom_options h = CAIRN_CUSTOM_OPTIONS_INIT;
+    h.momentum = 0.9;
+    return cairn_custom_optimizer_create(set, &own_sgd, &h, out);
+}
+
+static cairn_status make_adamw(cairn_param_set *set, cairn_optimizer **out) {
+    struct cairn_custom_options h = CAIRN_CUSTOM_OPTIONS_INIT;
+    h.momentum = 0.9;
+    h.values[0] = 0.999, h.values[1] = 1e-8;
+    return cairn_custom_optimizer_create(set, &own_adamw, &h, out);
+}
+
+static void recorded_steps_have_the_bits_of_called_ones(void **state) {
+    assert_recorded_as_called(*state, make_sgd);
+    assert_recorded_as_called(*state, make_adamw);
+}
+
 /* ---- what a function is handed ---- */
 
 enum { LONG = 40001 };
@@ -375,6 +394,7 @@ static int begin_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_optimizers_have_the_bits_of_built_in_ones_and_resume_each_other),
+        cmocka_unit_test(recorded_steps_have_the_bits_of_called_ones),
         cmocka_unit_test(skipped_steps_do_not_call_the_function),
         cmocka_unit_test(pieces_cover_every_element_once_and_say_which_they_are),
         cmocka_unit_test(kinds_that_cannot_be_are_refused_by_name),

@@ -12,6 +12,7 @@
 #include "../one_env.h"
 #include "../state_in_memory.h"
 #include "one_param.h"
+#include "recorded.h"
 
 enum { MOST = 60 * 36, SIDE = 60 }; /* elements of a matrix, and its rows or columns */
 
@@ -183,6 +184,14 @@ static void a_step_follows_its_double_model(void **state) {
     print_message("off by at most %.1e of the greatest element of a step\n", most);
 }
 
+static cairn_status make_muon(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_muon_create(set, NULL, NULL, out);
+}
+
+static void recorded_steps_have_the_bits_of_called_ones(void **state) {
+    assert_recorded_as_called(*state, make_muon);
+}
+
 static void other_parameters_have_adamws_bits(void **state) {
     static float bias[N];
     struct cairn_adam_options adamw = CAIRN_ADAMW_OPTIONS_INIT;
@@ -313,9 +322,11 @@ static int begin_all(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest on_device[] = {cmocka_unit_test(a_step_follows_its_double_model)};
+    const struct CMUnitTest on_device[] = {cmocka_unit_test(a_step_follows_its_double_model),
+                                           cmocka_unit_test(recorded_steps_have_the_bits_of_called_ones)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_follows_its_double_model),
+        cmocka_unit_test(recorded_steps_have_the_bits_of_called_ones),
         cmocka_unit_test(other_parameters_have_adamws_bits),
         cmocka_unit_test(steps_match_those_of_any_scale_of_gradients),
         cmocka_unit_test(overflow_keeps_every_bit_of_weights_and_states),
@@ -323,7 +334,7 @@ int main(void) {
         cmocka_unit_test(rules_and_later_groups_choose_muon_or_adamw),
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
     };
-    /* But for the first one they read the host's memory. */
+    /* The others read the host's memory. */
     if (getenv("CAIRN_DEVICE")) return cmocka_run_group_tests(on_device, begin_all, end_env);
     return cmocka_run_group_tests(tests, begin_all, end_env);
 }
