@@ -1,11 +1,12 @@
 /* Optimizers of the user's own, written with the public headers alone, beside the built-in ones that they repeat.
- * With OWN_KERNELS they compute on a GPU, too (CAIRN_DEVICE). */
+ * With OWN_KERNELS they compute on a GPU, too (CAIRN_DEVICE); an argument says that there may be none. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -391,7 +392,7 @@ static int begin_all(void **state) {
     return make_env(state);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_optimizers_have_the_bits_of_built_in_ones_and_resume_each_other),
         cmocka_unit_test(recorded_steps_have_the_bits_of_called_ones),
@@ -399,5 +400,11 @@ int main(void) {
         cmocka_unit_test(pieces_cover_every_element_once_and_say_which_they_are),
         cmocka_unit_test(kinds_that_cannot_be_are_refused_by_name),
     };
+    cairn_env *probe = NULL;
+    if (argc > 1 && cairn_env_create(NULL, NULL, NULL, &probe) != CAIRN_OK) {
+        printf("there is no %s here: %s\n", argv[1], cairn_last_error());
+        return 77;
+    }
+    cairn_env_destroy(&probe);
     return cmocka_run_group_tests(tests, begin_all, end_env);
 }
