@@ -11,7 +11,17 @@
 
 enum { RESUME_STEPS = 40, RESUME_AT = 17, RESUME_N = 51, RESUME_IN = 5, RESUME_OUT = 3, RESUME_BATCH = 4 };
 
-enum resume_by { BY_SGD_ALONE, BY_SGD_MOMENTUM, BY_ADAM, BY_ADAMW, BY_AMSGRAD, BY_LION, BY_ADAGRAD };
+enum resume_by {
+    BY_SGD_ALONE,
+    BY_SGD_MOMENTUM,
+    BY_ADAM,
+    BY_ADAMW,
+    BY_AMSGRAD,
+    BY_LION,
+    BY_ADAGRAD,
+    BY_LAMB,
+    BY_NOVOGRAD
+};
 
 /* What one differs in; zeros leave out. */
 struct resume_case {
@@ -86,6 +96,8 @@ static inline cairn_status resume_optimizer(struct resume_run *r) {
     const bool is_sgd = r->c->by <= BY_SGD_MOMENTUM;
     if (r->c->by == BY_LION) return cairn_lion_create(set, NULL, &r->optimizer);
     if (r->c->by == BY_ADAGRAD) return cairn_adagrad_create(set, NULL, &r->optimizer);
+    if (r->c->by == BY_LAMB) return cairn_lamb_create(set, NULL, &r->optimizer);
+    if (r->c->by == BY_NOVOGRAD) return cairn_novograd_create(set, NULL, &r->optimizer);
     adam.amsgrad = r->c->by == BY_AMSGRAD ? CAIRN_ON : CAIRN_OFF;
     sgd.lr = 0.05;
     sgd.momentum = r->c->by == BY_SGD_MOMENTUM ? 0.9 : 0;

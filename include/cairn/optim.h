@@ -1,5 +1,6 @@
-/* Optimizers: SGD, Adam, AdamW, Lion, Adagrad. A step is one fused pass: it reads each gradient in its own type,
- * unscales it, updates f32 state and weights (masters where amp made some), and writes the half weight.
+/* Optimizers: SGD, Adam, AdamW, Lion, Adagrad, LAMB, NovoGrad. A step is one fused pass (two of LAMB; NovoGrad reads
+ * gradients once more): it reads each gradient in its own type, unscales it, updates f32 state and weights (masters
+ * where amp made some), and writes the half weight.
  *
  * Options hold hyperparameters, where 0 is a value: start from the INIT macro, then assign. In C and C++ alike:
  * struct cairn_adam_options o = CAIRN_ADAM_OPTIONS_INIT; o.lr = 3e-4;
@@ -70,18 +71,64 @@ struct cairn_adagrad_options {
 #define CAIRN_ADAGRAD_OPTIONS_INIT \
     { sizeof(struct cairn_adagrad_options), 1e-2, 0, 1e-10, 0, 0, CAIRN_DEFAULT, CAIRN_DEFAULT }
 
+/* LAMB: AdamW's direction u, with a rate for each parameter: w -= lr * |w| / |u| * u. */
+struct cairn_lamb_options {
+    size_t struct_size;
+    double lr;              /* >= 0; in large batches near sqrt(batch) times that of a small one */
+    double beta1, beta2;    /* in [0, 1) */
+    double eps;             /* > 0; outside the square root, after bias correction */
+    double weight_decay;    /* >= 0. Where it is 0, and in a parameter or direction of 0 only, the rate is lr */
+    double max_grad_norm;   /* every step clips to it as cairn_clip_grad_norm; equal in all groups; 0 = it does not */
+    cairn_switch decoupled; /* weight decay joins the direction, and not the gradient; CAIRN_DEFAULT is on */
+    cairn_switch bias_correction; /* CAIRN_DEFAULT is on */
+    cairn_switch grad_averaging;  /* the first moment takes (1 - beta1) of a gradient, else all; CAIRN_DEFAULT is on */
+    cairn_switch nvlamb;          /* a rate by norms without weight decay too */
+    cairn_switch maximize;
+    int unused; /* 0: in place of padding */
+};
+/* clang-format off */
+#define CAIRN_LAMB_OPTIONS_INIT                                                               \
+    { sizeof(struct cairn_lamb_options), 1e-3, 0.9, 0.999, 1e-6, 1e-2, 1, CAIRN_DEFAULT,      \
+      CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT, 0 }
+/* clang-format on */
+
+/* NovoGrad: the gradient is divided by a mean of its norm over the parameter, d = mean + eps; its momentum m is the
+ * step: w -= lr * (m / d + weight_decay * w). */
+struct cairn_novograd_options {
+    size_t struct_size;
+    double lr;                      /* >= 0 */
+    double beta1, beta2;            /* in [0, 1): of the momentum, and of the mean of squared norms */
+    double eps;                     /* > 0; after bias correction */
+    double weight_decay;            /* >= 0 */
+    cairn_switch bias_correction;   /* CAIRN_DEFAULT is on */
+    cairn_switch grad_averaging;    /* the momentum takes (1 - beta1) of a gradient, else all; CAIRN_DEFAULT is on */
+    cairn_switch reg_inside_moment; /* the momentum is of g / d + weight_decay * w, as in the paper */
+    cairn_switch init_zero;         /* the mean begins at 0, and not at the first norm */
+    cairn_switch max_norm;          /* norms are those of the greatest element; the mean is of themselves */
+    cairn_switch maximize;
+};
+/* clang-format off */
+#define CAIRN_NOVOGRAD_OPTIONS_INIT                                                               \
+    { sizeof(struct cairn_novograd_options), 1e-3, 0.9, 0.999, 1e-8, 0, CAIRN_DEFAULT,            \
+      CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT, CAIRN_DEFAULT }
+/* clang-format on */
+
 /* An optimizer over every parameter of set, which must outlive it. Options are copied; NULL = the INIT macro's values.
  *
  * Numerics   f32, as torch.optim.SGD / Adam / AdamW / Adagrad with foreach off, but for the scalars, which are formed
  *            in double and rounded once (1-beta, bias corrections, lr * weight_decay). Lion:
  *                w -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * w),  m = beta2 * m + (1 - beta2) * g
  *            where the sign of 0 is 0 and that of NaN is NaN, so that a NaN is seen.
+ *            LAMB, NovoGrad: sums of squares and what is made of them in f64; LAMB's weights are the masters.
  * Errors     CAIRN_EINVAL names the value that is out of range; CAIRN_ENOMEM.
- * Cost       state of 4 bytes per parameter for SGD with momentum, Lion and Adagrad, 8 for Adam, 12 with amsgrad.
+ * Cost       state of 4 bytes per parameter for SGD with momentum, Lion and Adagrad, 8 for Adam, 12 with amsgrad; LAMB
+ *            has 8 and 4 of scratch, and reads gradients once more to clip. NovoGrad has 4, and 4 in all a parameter.
  * Source     torch.optim (PyTorch 2.x): SGD's first momentum is the gradient itself; Kingma and Ba, ICLR 2015;
  *            Loshchilov and Hutter, ICLR 2019; amsgrad: Reddi, Kale and Kumar, ICLR 2018, algorithm 2, of the corrected
  *            moment as torch has it; Lion: Chen et al., NeurIPS 2023, algorithm 2; Adagrad: Duchi, Hazan and Singer,
- *            JMLR 12, 2011. apex/optimizers/fused_{sgd,adam,adagrad}.py: decay_after_momentum is wd_after_momentum. */
+ *            JMLR 12, 2011; LAMB: You et al., ICLR 2020, algorithm 2; NovoGrad: Ginsburg et al., arXiv 1905.11286,
+ *            algorithm 1. apex/optimizers/fused_{sgd,adam,adagrad,lamb,novograd}.py: decay_after_momentum is
+ *            wd_after_momentum. */
 CAIRN_API cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options,
                                         cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adam_create(cairn_param_set *set, const struct cairn_adam_options *options,
@@ -92,6 +139,10 @@ CAIRN_API cairn_status cairn_lion_create(cairn_param_set *set, const struct cair
                                          cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adagrad_create(cairn_param_set *set, const struct cairn_adagrad_options *options,
                                             cairn_optimizer **out);
+CAIRN_API cairn_status cairn_lamb_create(cairn_param_set *set, const struct cairn_lamb_options *options,
+                                         cairn_optimizer **out);
+CAIRN_API cairn_status cairn_novograd_create(cairn_param_set *set, const struct cairn_novograd_options *options,
+                                             cairn_optimizer **out);
 
 /* The same over some parameters of a set: the count at indices, each once. More may follow by add_group, also of other
  * sets of the same environment: one optimizer over several models. Errors: CAIRN_EINVAL an index out of range or
@@ -106,6 +157,10 @@ CAIRN_API cairn_status cairn_lion_create_over(cairn_param_set *set, const size_t
                                               const struct cairn_lion_options *options, cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adagrad_create_over(cairn_param_set *set, const size_t *indices, size_t count,
                                                  const struct cairn_adagrad_options *options, cairn_optimizer **out);
+CAIRN_API cairn_status cairn_lamb_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                              const struct cairn_lamb_options *options, cairn_optimizer **out);
+CAIRN_API cairn_status cairn_novograd_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                                  const struct cairn_novograd_options *options, cairn_optimizer **out);
 
 /* A further group of parameters, with hyperparameters of its own; groups are numbered from 0, the one of creation.
  * indices NULL: all of set. adam_add_group is AdamW's too; options NULL = the INIT macro of the optimizer's kind. Fresh
@@ -121,6 +176,10 @@ CAIRN_API cairn_status cairn_lion_add_group(cairn_optimizer *optimizer, cairn_pa
                                             size_t count, const struct cairn_lion_options *options);
 CAIRN_API cairn_status cairn_adagrad_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
                                                size_t count, const struct cairn_adagrad_options *options);
+CAIRN_API cairn_status cairn_lamb_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
+                                            size_t count, const struct cairn_lamb_options *options);
+CAIRN_API cairn_status cairn_novograd_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
+                                                size_t count, const struct cairn_novograd_options *options);
 
 /* Waits for the device. While an amp context uses it, it is kept and the log says so; an amp_scaler lets it go. */
 CAIRN_API void cairn_optimizer_destroy(cairn_optimizer **optimizer);
@@ -200,6 +259,34 @@ CAIRN_API cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, 
 CAIRN_API double cairn_optimizer_lr(const cairn_optimizer *optimizer);                  /* of group 0 */
 CAIRN_API double cairn_optimizer_group_lr(const cairn_optimizer *optimizer, int group); /* NaN where there is none */
 CAIRN_API int cairn_optimizer_num_groups(const cairn_optimizer *optimizer);
+
+struct cairn_larc_options {
+    size_t struct_size;
+    double trust_coefficient; /* > 0 */
+    double eps;               /* >= 0; beside the gradient's norm */
+    cairn_switch
+        clip;   /* the rate is only ever brought down, to the local one; OFF: multiplied by it. CAIRN_DEFAULT is on */
+    int unused; /* 0: in place of padding */
+};
+#define CAIRN_LARC_OPTIONS_INIT \
+    { sizeof(struct cairn_larc_options), 0.02, 1e-8, CAIRN_DEFAULT, 0 }
+
+/* LARC, for all groups there are, or one, from the next step on: every parameter's gradient g becomes
+ *
+ *     (g + weight_decay * w) * a,   a = min(r / lr, 1), or r where clip is off,
+ *     r = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)
+ *
+ * with the norms of the whole parameter, of what is unscaled and clipped, before the update that has then no weight
+ * decay of its own, AdamW's neither. Where w or g is 0, g stays, without weight decay. One more read of weights and
+ * gradients. For SGD, Adam, AdamW and Adagrad. It is a hyperparameter: a checkpoint's takes its place, also none.
+ *
+ *   options   copied; NULL: no LARC
+ *
+ * Errors, which change nothing: CAIRN_EINVAL another kind of optimizer, no such group, what is wrong with an option;
+ * CAIRN_ESTATE a captured graph is alive. You, Gitman and Ginsburg, arXiv 1708.03888; apex.parallel.LARC */
+CAIRN_API cairn_status cairn_optimizer_set_larc(cairn_optimizer *optimizer, const struct cairn_larc_options *options);
+CAIRN_API cairn_status cairn_optimizer_set_group_larc(cairn_optimizer *optimizer, int group,
+                                                      const struct cairn_larc_options *options);
 
 /* The set given at creation. */
 CAIRN_API cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer);

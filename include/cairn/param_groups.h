@@ -42,6 +42,8 @@ typedef struct cairn_group_rule {
     const struct cairn_adagrad_options *adagrad;
     const struct cairn_custom_options *custom;
     const struct cairn_muon_options *muon;
+    const struct cairn_lamb_options *lamb;
+    const struct cairn_novograd_options *novograd;
 } cairn_group_rule;
 
 /* An optimizer with a group for each rule, in their order: group i is rules[i]'s. A parameter goes to the first rule
@@ -61,6 +63,10 @@ CAIRN_API cairn_status cairn_lion_create_grouped(cairn_param_set *set, const cai
                                                  cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adagrad_create_grouped(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                                     cairn_optimizer **out);
+CAIRN_API cairn_status cairn_lamb_create_grouped(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                                 cairn_optimizer **out);
+CAIRN_API cairn_status cairn_novograd_create_grouped(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                                     cairn_optimizer **out);
 CAIRN_API cairn_status cairn_sgd_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
                                                       const cairn_group_rule *rules, size_t count,
                                                       cairn_optimizer **out);
@@ -76,11 +82,19 @@ CAIRN_API cairn_status cairn_lion_create_grouped_sized(size_t rule_nbytes, cairn
 CAIRN_API cairn_status cairn_adagrad_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
                                                           const cairn_group_rule *rules, size_t count,
                                                           cairn_optimizer **out);
-#define cairn_sgd_create_grouped(...)     cairn_sgd_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
-#define cairn_adam_create_grouped(...)    cairn_adam_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
-#define cairn_adamw_create_grouped(...)   cairn_adamw_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
-#define cairn_lion_create_grouped(...)    cairn_lion_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
-#define cairn_adagrad_create_grouped(...) cairn_adagrad_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+CAIRN_API cairn_status cairn_lamb_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
+                                                       const cairn_group_rule *rules, size_t count,
+                                                       cairn_optimizer **out);
+CAIRN_API cairn_status cairn_novograd_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
+                                                           const cairn_group_rule *rules, size_t count,
+                                                           cairn_optimizer **out);
+#define cairn_sgd_create_grouped(...)      cairn_sgd_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_adam_create_grouped(...)     cairn_adam_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_adamw_create_grouped(...)    cairn_adamw_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_lion_create_grouped(...)     cairn_lion_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_adagrad_create_grouped(...)  cairn_adagrad_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_lamb_create_grouped(...)     cairn_lamb_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
+#define cairn_novograd_create_grouped(...) cairn_novograd_create_grouped_sized(sizeof(cairn_group_rule), __VA_ARGS__)
 
 /* Of a parameter in an optimizer: the group that updates it; -1 = none of this optimizer's. i: its number in set. */
 CAIRN_API int cairn_optimizer_group_of(const cairn_optimizer *optimizer, const cairn_param_set *set, size_t i);

@@ -41,7 +41,8 @@ struct cairn__optim_item {
     float *state[CAIRN__MAX_STATES];
     const void *grad;
     const float *factor;
-    const int64_t *missed; /* taken steps without a gradient; device memory */
+    const int64_t *missed;          /* taken steps without a gradient; device memory */
+    struct cairn__squares *squares; /* of `measure`; device memory */
 };
 
 /* A parameter's flag on its way from a parameter set to an optimizer. */
@@ -93,10 +94,18 @@ struct cairn__passes {
 
     /* ---- a training step ---- */
 
+    /* For a rule that measures, before its update: the squares of every item, of gradients as they are stored, without
+     * factor and clip (NovoGrad by_greatest: the greatest square). LAMB's moments are updated first, and the
+     * direction is left in state[2], of which the squares are. Nothing but squares is written where state->skip is
+     * raised. The rest as in update. */
+    void (*measure)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
+                    const struct cairn__rates *rates, const struct cairn__optim_state *state);
     /* One fused update of every item by the rule (kernels.h: union cairn__update), with the gradient's factor times
      * state->clip; nothing is written where state->skip is raised. rates and state are in device memory. A custom rule
      * is called for pieces of items: on the CPU at once, perhaps by several threads, and not where skip is raised; on
-     * another device to queue its update, which reads skip in the piece's scalars. */
+     * another device to queue its update, which reads skip in the piece's scalars. LAMB's grad is the
+     * direction, f32, without factor and clip. */
     void (*update)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
                    const struct cairn__optim_state *state);

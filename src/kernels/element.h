@@ -52,12 +52,12 @@ CAIRN__HOST_DEVICE static inline float cairn__sgd_element(const struct cairn__sg
     return w - h->lr * g;
 }
 
-/* The weight that follows w. m and v are the running means of the gradient and of its square. Both begin at 0 and are
+/* What Adam takes from w. m and v are the running means of the gradient and of its square. Both begin at 0 and are
  * too small at first: step_size and inv_sqrt_c2 carry the corrections 1 / (1 - beta1^t) and 1 / sqrt(1 - beta2^t),
  * formed in f64. eps is added to the corrected root, as PyTorch does. *greatest is the largest v so far, left alone
  * without amsgrad. */
-CAIRN__HOST_DEVICE static inline float cairn__adam_element(const struct cairn__adam *h, float w, float grad, float *m,
-                                                           float *v, float *greatest) {
+CAIRN__HOST_DEVICE static inline float cairn__adam_direction(const struct cairn__adam *h, float w, float grad, float *m,
+                                                             float *v, float *greatest) {
     float g = grad * h->factor;
     if (!h->decoupled && h->weight_decay != 0) g = g + h->weight_decay * w; /* L2: into both moments */
     *m = h->beta1 * *m + h->one_minus_beta1 * g;
@@ -66,7 +66,13 @@ CAIRN__HOST_DEVICE static inline float cairn__adam_element(const struct cairn__a
     const float denominator = sqrtf(h->amsgrad ? *greatest : *v) * h->inv_sqrt_c2 + h->eps;
     float update = h->step_size * (*m / denominator);
     if (h->decoupled) update = update + h->lr_decay * w; /* AdamW: into the weight alone */
-    return w - update;
+    return update;
+}
+
+/* The weight that follows w. */
+CAIRN__HOST_DEVICE static inline float cairn__adam_element(const struct cairn__adam *h, float w, float grad, float *m,
+                                                           float *v, float *greatest) {
+    return w - cairn__adam_direction(h, w, grad, m, v, greatest);
 }
 
 /* The weight that follows w: a step of lr whatever the size of the gradient. *m is a slower mean than the one that

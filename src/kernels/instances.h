@@ -19,6 +19,7 @@
 #define EACH_MODE(X, g, G)                                                      \
     X(g, G, w32, W_F32)  X(g, G, w32_f16, W_F32_F16)  X(g, G, w32_bf16, W_F32_BF16)  X(g, G, w16, W_F16) \
     X(g, G, wb16, W_BF16)
+#define EACH_READ_MODE(X, g, G)  X(g, G, w32, W_F32)  X(g, G, w16, W_F16)  X(g, G, wb16, W_BF16)
 #define EACH_REDUCTION(X, t, T)  X(sum, SUM, t, T) X(min, MIN, t, T) X(max, MAX, t, T) X(prod, PROD, t, T)
 #ifndef MORE_REDUCTIONS
 #define MORE_REDUCTIONS(X)
@@ -28,6 +29,8 @@
 #define EACH_SUM(X, t, T)      X(sum, SUM, t, T) X(sum_squares, SUM_SQUARES, t, T) X(sum_abs, SUM_ABS, t, T)
 #define EACH_SUM_AND_TYPE(X)   EACH_SUM(X, f32, F32) EACH_SUM(X, f16, F16) EACH_SUM(X, bf16, BF16)
 #define EACH_GRAD_AND_MODE(X)  EACH_MODE(X, f32, F32) EACH_MODE(X, f16, F16) EACH_MODE(X, bf16, BF16)
+#define EACH_GRAD_AND_READ_MODE(X)                                              \
+    EACH_READ_MODE(X, f32, F32) EACH_READ_MODE(X, f16, F16) EACH_READ_MODE(X, bf16, BF16)
 /* clang-format on */
 
 #define MAKE_CAST(f, F, t, T)                                                 \
@@ -91,6 +94,7 @@
     MAKE_OPTIMIZER(adam, g, G, w, W) \
     MAKE_OPTIMIZER(lion, g, G, w, W) \
     MAKE_OPTIMIZER(adagrad, g, G, w, W)
+#define MAKE_LAMB(g, G, w, W) MAKE_OPTIMIZER(lamb, g, G, w, W)
 
 EACH_NARROWING_OR_WIDENING(MAKE_CAST)
 EACH_PAIR(MAKE_SCALE)
@@ -100,6 +104,7 @@ EACH_SUM_AND_TYPE(MAKE_SUM_ROWS)
 EACH_REDUCTION_AND_TYPE(MAKE_REDUCE)
 EACH_HALF(MAKE_ROUND)
 EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
+EACH_GRAD_AND_READ_MODE(MAKE_LAMB)
 
 #define ROW(kind, a, b, name) \
     {CAIRN__K_##kind, a, b, NEEDS, CAIRN__BITEXACT, TEXT(NAMED(name)), (void (*)(void))NAMED(name)},
@@ -121,6 +126,7 @@ EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
 #define ROW_ADAM(g, G, w, W)      ROW(ADAM, CAIRN_##G, CAIRN__##W, adam_##g##_##w)
 #define ROW_LION(g, G, w, W)      ROW(LION, CAIRN_##G, CAIRN__##W, lion_##g##_##w)
 #define ROW_ADAGRAD(g, G, w, W)   ROW(ADAGRAD, CAIRN_##G, CAIRN__##W, adagrad_##g##_##w)
+#define ROW_LAMB(g, G, w, W)      ROW(LAMB, CAIRN_##G, CAIRN__##W, lamb_##g##_##w)
 #ifndef EXTRA_ROWS
 #define EXTRA_ROWS
 #endif
@@ -144,6 +150,7 @@ static const struct cairn__kernel_row rows[] = {
     EACH_GRAD_AND_MODE(ROW_ADAM)
     EACH_GRAD_AND_MODE(ROW_LION)
     EACH_GRAD_AND_MODE(ROW_ADAGRAD)
+    EACH_GRAD_AND_READ_MODE(ROW_LAMB)
     EACH_HALF(ROW_ROUND)
     ROW(ROUND_STOCHASTIC, 0, 0, round_stochastic)
     ROW(ADD, 0, 0, add)

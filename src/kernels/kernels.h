@@ -212,6 +212,12 @@ struct cairn__adam {
     bool decoupled, amsgrad;
 };
 
+/* LAMB's direction, with the scalars of AdamW; state: m, v, and u, which is written. The weight is read alone, so the
+ * rows are those of modes W_F32, W_F16 and W_BF16.
+ *     as Adam up to the last line; step_size = 1 / (1 - beta1^t), lr_decay = weight_decay, and u is not subtracted
+ * Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm
+ * 2; LAMBStage1Functor of apex/csrc/multi_tensor_lamb.cu. What follows are norms and an update of SGD (step.h). */
+
 /* Lion; state: m. The step is lr against the sign of c; where c is 0 or NaN, c itself.
  *     g = grad * factor;  c = beta1 * m + one_minus_beta1 * g;  m = beta2 * m + one_minus_beta2 * g
  *     w = w - ((c > 0 ? lr : c < 0 ? -lr : c) + lr_decay * w)
@@ -232,15 +238,17 @@ struct cairn__adagrad {
     bool decoupled, first;
 };
 
-/* In the order of CAIRN__K_SGD and on. */
+/* Those with kernels of their own, in the order of CAIRN__K_SGD and on. */
 enum cairn__optim_kind {
     CAIRN__OPTIM_SGD,
     CAIRN__OPTIM_ADAM,
     CAIRN__OPTIM_LION,
     CAIRN__OPTIM_ADAGRAD,
+    CAIRN__OPTIM_LAMB, /* the kernel is of its direction; its update is SGD's */
     CAIRN__NUM_OPTIMS,
     /* a function of the host, over flat pieces: no kernel of its own (step.h: struct cairn__flat) */
     CAIRN__OPTIM_CUSTOM = CAIRN__NUM_OPTIMS,
+    CAIRN__OPTIM_NOVOGRAD, /* no kernel either: SGD's, with scalars of a norm */
 };
 
 union cairn__update {
@@ -248,6 +256,7 @@ union cairn__update {
     struct cairn__adam adam;
     struct cairn__lion lion;
     struct cairn__adagrad adagrad;
+    struct cairn__adam lamb;
 };
 
 /* state: as many arrays as the kind has, [n] each. h: of that kind. */
@@ -361,6 +370,7 @@ enum cairn__kernel_kind {
     CAIRN__K_ADAM,
     CAIRN__K_LION,
     CAIRN__K_ADAGRAD,
+    CAIRN__K_LAMB, /* b: W_F32, W_F16 or W_BF16 */
     CAIRN__K_ADD,
     CAIRN__K_MUL_SCALAR,
     CAIRN__K_RELU,

@@ -368,6 +368,15 @@ INLINE void adam(cairn_dtype grad_type, int mode, void *param, void *half, float
     }
 }
 
+INLINE void lamb(cairn_dtype grad_type, int mode, void *param, void *half, float *const *state, const void *grad,
+                 size_t n, const struct cairn__adam *h) {
+    (void)half;
+    for (size_t i = 0; i < n; i++) {
+        float w = get(param_type(mode), param, i), none = 0;
+        state[2][i] = cairn__adam_direction(h, w, get(grad_type, grad, i), &state[0][i], &state[1][i], &none);
+    }
+}
+
 INLINE void lion(cairn_dtype grad_type, int mode, void *param, void *half, float *const *state, const void *grad,
                  size_t n, const struct cairn__lion *h) {
     for (size_t i = 0; i < n; i++) {

@@ -637,16 +637,17 @@ INLINE void sgd(int grad_type, int mode, void *param, void *half, float *const *
     });
 }
 
-INLINE void adam(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,
-                 const struct cairn__adam *h) {
+/* Adam; or LAMB's direction, which goes to state[2]. */
+INLINE void adam_or_lamb(bool is_lamb, int grad_type, int mode, void *param, void *half, float *const *state,
+                         const void *grad, size_t n, const struct cairn__adam *h) {
     const struct cairn__adam o = *h;
-    float *const m = state[0], *const v = state[1], *const greatest = state[2];
+    float *const m = state[0], *const v = state[1], *const third = state[2];
     const vec factor = splat(o.factor), decay = splat(o.decoupled ? o.lr_decay : o.weight_decay);
     const vec beta1 = splat(o.beta1), rest1 = splat(o.one_minus_beta1);
     const vec beta2 = splat(o.beta2), rest2 = splat(o.one_minus_beta2);
     const vec eps = splat(o.eps), step = splat(o.step_size), inv_c2 = splat(o.inv_sqrt_c2);
     const bool l2 = !o.decoupled && o.weight_decay != 0;
-    const void *stream = streamed_half(mode, half, n);
+    const void *stream = is_lamb ? NULL : streamed_half(mode, half, n);
     OVER(n, stream, 2, {
         vec w = get(param_type(mode), param, at);
         vec g = mul(get(grad_type, grad, at), factor);
@@ -655,15 +656,26 @@ INLINE void adam(int grad_type, int mode, void *param, void *half, float *const 
         vec v1 = add(mul(beta2, get(CAIRN_F32, v, at)), mul(rest2, mul(g, g)));
         put(CAIRN_F32, m, kept(at), m1);
         put(CAIRN_F32, v, kept(at), v1);
-        if (o.amsgrad) {
-            v1 = maximum(get(CAIRN_F32, greatest, at), v1);
-            put(CAIRN_F32, greatest, kept(at), v1);
+        if (!is_lamb && o.amsgrad) {
+            v1 = maximum(get(CAIRN_F32, third, at), v1);
+            put(CAIRN_F32, third, kept(at), v1);
         }
         vec denominator = add(mul(root(v1), inv_c2), eps);
         vec update = mul(step, divide(m1, denominator));
         if (o.decoupled) update = add(update, mul(decay, w));
-        put_weight(mode, param, half, at, sub(w, update));
+        if (is_lamb) put(CAIRN_F32, third, kept(at), update);
+        else put_weight(mode, param, half, at, sub(w, update));
     });
+}
+
+INLINE void adam(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,
+                 const struct cairn__adam *h) {
+    adam_or_lamb(false, grad_type, mode, param, half, state, grad, n, h);
+}
+
+INLINE void lamb(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,
+                 const struct cairn__adam *h) {
+    adam_or_lamb(true, grad_type, mode, param, half, state, grad, n, h);
 }
 
 INLINE void lion(int grad_type, int mode, void *param, void *half, float *const *state, const void *grad, size_t n,

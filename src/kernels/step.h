@@ -335,19 +335,56 @@ struct cairn__custom_rule {
     const void *ctx; /* its own */
 };
 
+struct cairn__lamb_rule {
+    double beta2, eps, weight_decay;
+    double max_grad_norm; /* the host's: 0 = none */
+    bool l2;              /* weight decay joins the gradient, and not the direction */
+    bool unaveraged, uncorrected;
+    bool is_nvlamb; /* trusts without weight decay too */
+};
+
+struct cairn__novograd_rule {
+    double beta2, eps, weight_decay;
+    bool decays_inside; /* the moment */
+    bool unaveraged, uncorrected;
+    bool begins_at_0; /* the second moment; else at the first norm */
+    bool by_greatest; /* norms are of the greatest element */
+};
+
+struct cairn__larc {
+    double trust, eps;
+    bool is_on;
+    bool scales; /* the rate, up as well; else it is only brought down */
+};
+
 struct cairn__optim_rule {
     enum cairn__optim_kind kind;
     bool maximizes;
+    struct cairn__larc larc;
     union {
         struct cairn__sgd_rule sgd;
         struct cairn__adam_rule adam;
         struct cairn__lion_rule lion;
         struct cairn__adagrad_rule adagrad;
         struct cairn__custom_rule custom;
+        struct cairn__lamb_rule lamb;
+        struct cairn__novograd_rule novograd;
     };
 };
 
-/* How many f32 arrays a parameter has. */
+/* What the pass `measure` leaves of a tensor for its update: the sums of the squares of its weights, and of what the
+ * update takes for a gradient, which is LAMB's direction. Of a tensor that is spread over ranks, theirs are added up in
+ * between. */
+struct cairn__squares {
+    double weights, grad;
+};
+
+/* Its update goes by norms, which `measure` takes before. */
+CAIRN__HOST_DEVICE static inline bool cairn__rule_measures(const struct cairn__optim_rule *rule) {
+    return rule->kind == CAIRN__OPTIM_LAMB || rule->kind == CAIRN__OPTIM_NOVOGRAD || rule->larc.is_on;
+}
+
+/* How many f32 arrays of a parameter are its state. */
 CAIRN__HOST_DEVICE static inline int cairn__rule_states(const struct cairn__optim_rule *rule) {
     switch (rule->kind) {
     case CAIRN__OPTIM_SGD:
@@ -356,9 +393,33 @@ CAIRN__HOST_DEVICE static inline int cairn__rule_states(const struct cairn__opti
         return rule->adam.amsgrad ? 3 : 2;
     case CAIRN__OPTIM_CUSTOM:
         return rule->custom.num_states;
+    case CAIRN__OPTIM_LAMB:
+    case CAIRN__OPTIM_NOVOGRAD:
+        return 2;
     default:
         return 1;
     }
+}
+
+/* Elements of array s of a parameter of n: NovoGrad's second moment is a number. */
+CAIRN__HOST_DEVICE static inline size_t cairn__rule_elements(const struct cairn__optim_rule *rule, int s, size_t n) {
+    return rule->kind == CAIRN__OPTIM_NOVOGRAD && s == 1 ? 1 : n;
+}
+
+/* And how many it has: LAMB's direction is there between two passes. */
+CAIRN__HOST_DEVICE static inline int cairn__rule_arrays(const struct cairn__optim_rule *rule) {
+    return rule->kind == CAIRN__OPTIM_LAMB ? 3 : cairn__rule_states(rule);
+}
+
+/* How many the update's kernel reads and writes. */
+CAIRN__HOST_DEVICE static inline int cairn__update_arrays(const struct cairn__optim_rule *rule) {
+    if (rule->kind == CAIRN__OPTIM_NOVOGRAD) return 1;
+    return rule->kind == CAIRN__OPTIM_LAMB ? 0 : cairn__rule_states(rule);
+}
+
+/* Whose kernel the update is. */
+CAIRN__HOST_DEVICE static inline enum cairn__optim_kind cairn__update_kernel(const struct cairn__optim_rule *rule) {
+    return rule->kind == CAIRN__OPTIM_LAMB || rule->kind == CAIRN__OPTIM_NOVOGRAD ? CAIRN__OPTIM_SGD : rule->kind;
 }
 
 /* The number of the update that a parameter is about to get, from 1. missed: taken steps in which it had no
@@ -447,23 +508,130 @@ CAIRN__HOST_DEVICE static inline struct cairn__flat_scalars cairn__flat_scalars_
     return f;
 }
 
-/* The scalars of an update. */
-CAIRN__HOST_DEVICE static inline union cairn__update
-cairn__update_of(const struct cairn__optim_rule *rule, const struct cairn__rates *rates, int64_t update, float factor) {
+/* Of LAMB's direction. */
+CAIRN__HOST_DEVICE static inline union cairn__update cairn__direction_of(const struct cairn__optim_rule *rule,
+                                                                         const struct cairn__rates *rates,
+                                                                         int64_t update, float factor) {
+    const struct cairn__lamb_rule *l = &rule->lamb;
+    struct cairn__adam_rule of_adam;
+    struct cairn__rates unit = *rates;
     union cairn__update u;
-    const float by = rule->maximizes ? -factor : factor;
+    of_adam.beta2 = l->beta2;
+    of_adam.eps = l->eps;
+    of_adam.weight_decay = l->weight_decay;
+    of_adam.decoupled = !l->l2;
+    of_adam.amsgrad = false;
+    of_adam.uncorrected = l->uncorrected;
+    unit.lr = 1;
+    u.lamb = cairn__adam_scalars(&of_adam, &unit, update, rule->maximizes ? -factor : factor);
+    if (l->unaveraged) u.lamb.one_minus_beta1 = 1;
+    return u;
+}
+
+/* w = w - lr * |w| / |direction| * direction, by SGD's kernel. The product of great ratios and small directions would
+ * overflow on the way: a power of two goes to the other factor. */
+CAIRN__HOST_DEVICE static inline struct cairn__sgd cairn__lamb_scalars(const struct cairn__lamb_rule *rule,
+                                                                       const struct cairn__rates *rates,
+                                                                       const struct cairn__squares *squares) {
+    const bool trusts = rule->is_nvlamb || rule->weight_decay != 0;
+    const bool has_norms = squares->weights != 0 && squares->grad != 0;
+    const double lr = trusts && has_norms ? rates->lr * (sqrt(squares->weights) / sqrt(squares->grad)) : rates->lr;
+    const double great = lr > 0x1p64 ? 0x1p64 : 1;
+    struct cairn__sgd s;
+    s.lr = (float)(lr / great);
+    s.momentum = s.undamped = s.weight_decay = 0;
+    s.factor = (float)great;
+    s.momentum_on = s.nesterov = s.first = s.decays_last = false;
+    return s;
+}
+
+/* NovoGrad's second moment, a mean of the gradient's norm, or rather of its square: what an update makes of it. Source:
+ * FusedNovoGrad.step of apex/optimizers/fused_novograd.py; multi_tensor_norm_out_cuda of
+ * apex/csrc/multi_tensor_l2norm_kernel.cu, which takes means of greatest elements themselves. */
+CAIRN__HOST_DEVICE static inline float cairn__novograd_second(const struct cairn__novograd_rule *rule, int64_t update,
+                                                              float factor, const struct cairn__squares *squares,
+                                                              float second) {
+    const double norm = sqrt(squares->grad) * fabs((double)factor), rest = 1.0 - rule->beta2;
+    const double before = update > 1 ? (double)second : rule->begins_at_0 ? 0 : norm;
+    if (rule->by_greatest) return (float)(rule->beta2 * before + rest * norm);
+    return (float)sqrt(rule->beta2 * (before * before) + rest * (norm * norm));
+}
+
+/* NovoGrad, where t is the update's number and d = second / sqrt(1 - beta2^t) + eps:
+ *     decays inside     g = g / d + weight_decay * w;  m = beta1 * m + (1 - beta1) * g;  w = w - lr * m / (1 - beta1^t)
+ *     outside           m = beta1 * m + (1 - beta1) * g
+ *                       w = w - lr * (m / (1 - beta1^t) / d + weight_decay * w)
+ * These are momentum with weight decay before it, or after it: SGD's kernel. Source: Ginsburg et al., "Stochastic
+ * Gradient Methods with Layer-wise Adaptive Moments for Training of Deep Networks", 2019, algorithm 1 (inside);
+ * apex/csrc/multi_tensor_novograd.cu. */
+CAIRN__HOST_DEVICE static inline struct cairn__sgd cairn__novograd_scalars(const struct cairn__novograd_rule *rule,
+                                                                           const struct cairn__rates *rates,
+                                                                           int64_t update, float factor,
+                                                                           const float *second) {
+    const double lr = rates->lr, beta1 = rates->momentum;
+    const double c1 = rule->uncorrected ? 1.0 : 1.0 - cairn__power(beta1, update);
+    const double c2 = rule->uncorrected ? 1.0 : 1.0 - cairn__power(rule->beta2, update);
+    const double d = (double)*second / sqrt(c2) + rule->eps;
+    struct cairn__sgd s;
+    s.lr = (float)(rule->decays_inside ? lr / c1 : lr / (c1 * d));
+    s.momentum = (float)beta1;
+    s.undamped = rule->unaveraged ? 1.0f : (float)(1.0 - beta1);
+    s.weight_decay = (float)(rule->decays_inside ? rule->weight_decay : rule->weight_decay * (c1 * d));
+    s.factor = rule->decays_inside ? (float)((double)factor / d) : factor;
+    s.momentum_on = true;
+    s.nesterov = s.first = false;
+    s.decays_last = !rule->decays_inside;
+    return s;
+}
+
+/* LARC: g = (g + decay * w) * by, where by = trust * |w| / (|g| + decay * |w| + eps), and without `scales` min(by / lr,
+ * 1): factor and decay of such an update. Where a norm is 0 the gradient stays, without decay. Source: You, Gitman and
+ * Ginsburg, "Large Batch Training of Convolutional Networks", 2017, algorithm 1; LARC.step of apex/parallel/LARC.py. */
+CAIRN__HOST_DEVICE static inline void cairn__larc_apply(const struct cairn__larc *larc, double lr,
+                                                        const struct cairn__squares *squares, float *factor,
+                                                        double *decay) {
+    if (!larc->is_on) return;
+    const double w = sqrt(squares->weights), g = sqrt(squares->grad) * fabs((double)*factor);
+    double by = 0;
+    if (w != 0 && g != 0) {
+        by = larc->trust * w / (g + *decay * w + larc->eps);
+        if (!larc->scales) by = by < lr ? by / lr : 1;
+        *factor = (float)((double)*factor * by);
+    }
+    *decay = *decay * by;
+}
+
+/* The scalars of an update. squares: where the rule measures. second: NovoGrad's, which this update has made. */
+CAIRN__HOST_DEVICE static inline union cairn__update
+cairn__update_of(const struct cairn__optim_rule *rule, const struct cairn__rates *rates, int64_t update, float factor,
+                 const struct cairn__squares *squares, const float *second) {
+    union cairn__update u;
+    float by = rule->maximizes ? -factor : factor;
+    struct cairn__optim_rule own = *rule;
     switch (rule->kind) {
     case CAIRN__OPTIM_ADAM:
-        u.adam = cairn__adam_scalars(&rule->adam, rates, update, by);
+        cairn__larc_apply(&rule->larc, rates->lr, squares, &by, &own.adam.weight_decay);
+        if (rule->larc.is_on) own.adam.decoupled = false;
+        u.adam = cairn__adam_scalars(&own.adam, rates, update, by);
         break;
     case CAIRN__OPTIM_LION:
         u.lion = cairn__lion_scalars(&rule->lion, rates, by);
         break;
     case CAIRN__OPTIM_ADAGRAD:
-        u.adagrad = cairn__adagrad_scalars(&rule->adagrad, rates, update, by);
+        cairn__larc_apply(&rule->larc, rates->lr, squares, &by, &own.adagrad.weight_decay);
+        if (rule->larc.is_on) own.adagrad.decoupled = false;
+        u.adagrad = cairn__adagrad_scalars(&own.adagrad, rates, update, by);
+        break;
+    case CAIRN__OPTIM_LAMB:
+        u.sgd = cairn__lamb_scalars(&rule->lamb, rates, squares);
+        break;
+    case CAIRN__OPTIM_NOVOGRAD:
+        u.sgd = cairn__novograd_scalars(&rule->novograd, rates, update, by, second);
         break;
     default:
-        u.sgd = cairn__sgd_scalars(&rule->sgd, rates, update, by);
+        cairn__larc_apply(&rule->larc, rates->lr, squares, &by, &own.sgd.weight_decay);
+        if (rule->larc.is_on) own.sgd.decays_last = false;
+        u.sgd = cairn__sgd_scalars(&own.sgd, rates, update, by);
         break;
     }
     return u;

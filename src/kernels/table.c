@@ -79,6 +79,7 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
     case CAIRN__K_ADAM:
     case CAIRN__K_LION:
     case CAIRN__K_ADAGRAD:
+    case CAIRN__K_LAMB:
         k->update[row->kind - CAIRN__K_SGD][a][b] = (cairn__update_fn)fn;
         break;
     case CAIRN__K_ADD:

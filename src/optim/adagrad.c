@@ -12,6 +12,7 @@ static const struct cairn__group_field fields[] = {
     {"initial_accumulator", CAIRN__GROUP_REAL, FIELD(rule.adagrad.initial), false, false},
     {"decoupled", CAIRN__GROUP_SWITCH, FIELD(rule.adagrad.decoupled), false, false},
     {"maximize", CAIRN__GROUP_SWITCH, FIELD(rule.maximizes), false, false},
+    CAIRN__LARC_FIELDS,
     {.name = NULL},
 };
 #undef FIELD
@@ -28,6 +29,7 @@ static cairn_status check_group(const struct cairn__optimizer_kind *k, const str
             "%s: eps and initial_accumulator are both 0, so a gradient of 0 would give NaN; start from "
             "CAIRN_ADAGRAD_OPTIONS_INIT and change single fields",
             k->name);
+    TRY(cairn__check_larc(k->name, &g->rule.larc));
 out:
     return st;
 }
@@ -51,6 +53,7 @@ out:
 }
 
 static const struct cairn__optimizer_kind kind = {.name = "Adagrad",
+                                                  .takes_larc = true,
                                                   .options = offsetof(cairn_group_rule, adagrad),
                                                   .group_of = group_of,
                                                   .check = check_group,

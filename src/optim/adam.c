@@ -14,6 +14,7 @@ static const struct cairn__group_field fields[] = {
     {"amsgrad", CAIRN__GROUP_FIXED, offsetof(struct cairn__param_group, rule.adam.amsgrad), false, true},
     {"maximize", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.maximizes), false, true},
     {"uncorrected", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.adam.uncorrected), false, true},
+    CAIRN__LARC_FIELDS,
     {.name = NULL},
 };
 
@@ -40,7 +41,8 @@ static cairn_status check_group(const struct cairn__optimizer_kind *kind, const 
     h.beta2 = g->rule.adam.beta2;
     h.eps = g->rule.adam.eps;
     h.weight_decay = g->rule.adam.weight_decay;
-    return check(kind, &h);
+    const cairn_status st = check(kind, &h);
+    return st == CAIRN_OK ? cairn__check_larc(kind->name, &g->rule.larc) : st;
 }
 
 static cairn_status group_of(const struct cairn__optimizer_kind *kind, const void *options,
@@ -64,11 +66,11 @@ out:
     return st;
 }
 
-#define KIND(name_, saved)                                                                                      \
-    {                                                                                                           \
-        .name = name_, .has_momentum = true, .options = offsetof(cairn_group_rule, adam), .group_of = group_of, \
-        .check = check_group, .saved_as = saved, .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},    \
-        .fields = fields                                                                                        \
+#define KIND(name_, saved)                                                                                    \
+    {                                                                                                         \
+        .name = name_, .has_momentum = true, .takes_larc = true, .options = offsetof(cairn_group_rule, adam), \
+        .group_of = group_of, .check = check_group, .saved_as = saved,                                        \
+        .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .fields = fields                          \
     }
 static const struct cairn__optimizer_kind adam_kind = KIND("Adam", "adam");
 const struct cairn__optimizer_kind cairn__adamw_kind = KIND("AdamW", "adamw");

@@ -188,6 +188,32 @@ out:
     return st;
 }
 
+/* After the guard has looked: nothing is checked, and no gradient is marked as clipped. */
+cairn_status cairn__optimizer_clip_step(cairn_optimizer *o, double max_norm) {
+    cairn_status st = CAIRN_OK;
+    size_t done = 0, sharded = 0;
+    if (o->partners || cairn__optimizer_sharers(o))
+        TRY(cairn__device_refuse_recording(device_of(o), "the step clips by a norm that other ranks have a part of"));
+    TRY(cairn__optimizer_read_grads(o));
+    for (size_t i = 0; o->partners && i < o->count; i++) {
+        if (!o->partners->counts(o->partners->ctx, o->arrays.params[i])) o->arrays.keys[i] = -1;
+    }
+    for (int of_shards = 1; of_shards >= 0; of_shards--) {
+        for (size_t i = 0; i < o->count; i++) {
+            if (o->arrays.keys[i] < 0 || o->arrays.params[i]->is_sharded != (of_shards == 1)) continue;
+            done = cairn__optimizer_norm_list(o, i, done, &o->norms[o->count], NULL);
+        }
+        if (of_shards) sharded = done;
+    }
+    const double *norms = o->norms;
+    TRY(gather_norms(o, sharded, &norms, &done));
+    device_of(o)->passes->clip(device_of(o), norms, done, max_norm, o->state, &o->norms[o->count]);
+    o->clipped = true;
+    note_own_norm(o);
+out:
+    return st;
+}
+
 /* ---- unscaled gradients ---- */
 
 cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {

@@ -44,6 +44,7 @@ out:
 
 static void free_arrays(struct cairn_device *d, struct cairn__optim_arrays *a) {
     cairn__device_free(d, a->missed);
+    cairn__device_free(d, a->squares);
     cairn__device_free(d, a->overflows);
     cairn__device_free_pinned(d, a->report_overflows);
     cairn__free(a->params);
@@ -67,6 +68,7 @@ static cairn_status make_arrays(struct cairn_device *d, size_t count, size_t los
     TRY(cairn__calloc(count, sizeof(a->plain[0]), (void **)&a->plain));
     TRY(cairn__calloc(count + losses, sizeof(a->taken[0]), (void **)&a->taken));
     TRY(make_zeroed(d, count * sizeof(a->missed[0]), (void **)&a->missed));
+    TRY(make_zeroed(d, count * sizeof(a->squares[0]), (void **)&a->squares));
     TRY(make_zeroed(d, (count + 1) * sizeof(a->overflows[0]), (void **)&a->overflows));
     TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * (count + 1) * sizeof(a->report_overflows[0]),
                                    (void **)&a->report_overflows));
@@ -94,9 +96,9 @@ out:
 static cairn_status make_moments_of(struct cairn_optimizer *o, const struct cairn__optim_arrays *of, size_t i,
                                     const struct cairn__param_group *group) {
     cairn_status st = CAIRN_OK;
-    for (int s = 0; s < cairn__rule_states(&group->rule); s++) {
+    for (int s = 0; s < cairn__rule_arrays(&group->rule); s++) {
         float **const array = &of->moments[i].array[s];
-        const size_t n = cairn__param_shard(of->params[i]).n;
+        const size_t n = cairn__rule_elements(&group->rule, s, cairn__param_shard(of->params[i]).n);
         if (!*array) TRY(make_zeroed(device_of(o), n * sizeof(float), (void **)array));
     }
 out:
@@ -140,9 +142,13 @@ static void own(struct cairn__param *p, const struct cairn_optimizer *o) {
 
 /* Whoever changes a parameter's shard changes its moments too. */
 static void show_moments(struct cairn_optimizer *o) {
-    for (size_t i = 0; i < o->count; i++) {
-        o->arrays.params[i]->arrays = o->arrays.moments[i].array;
-        o->arrays.params[i]->num_arrays = CAIRN__MAX_STATES;
+    for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
+        int whole = 0;
+        while (whole < CAIRN__MAX_STATES && cairn__rule_elements(&g->rule, whole, 0) == 0) whole++;
+        for (size_t i = g->first; i < g->first + g->count; i++) {
+            o->arrays.params[i]->arrays = o->arrays.moments[i].array;
+            o->arrays.params[i]->num_arrays = whole; /* of its own size: a number behind them stays */
+        }
     }
 }
 
@@ -181,7 +187,7 @@ static bool knows(const struct cairn_optimizer *o, const struct cairn_param_set 
 }
 
 static cairn_status check_group(struct cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
-                                struct cairn_param_set *set, size_t added) {
+                                struct cairn_param_set *set, size_t added, const struct cairn__param_group *group) {
     REQUIRE(o->kind == kind, CAIRN_EINVAL, "%s: a group of %s cannot be added to an optimizer of this kind",
             o->kind->name, kind->name);
     REQUIRE(o->env == set->env, CAIRN_EINVAL, "%s: the parameters belong to another environment", kind->name);
@@ -191,6 +197,10 @@ static cairn_status check_group(struct cairn_optimizer *o, const struct cairn__o
         o->count == 0 || o->env->graphs == 0, CAIRN_ESTATE,
         "%s: a captured graph uses the optimizer's memory, which adding a group would move; destroy the graph first",
         kind->name);
+    REQUIRE(!kind->max_norm || o->num_groups == 0 || kind->max_norm(group) == kind->max_norm(&o->groups[0]),
+            CAIRN_EINVAL,
+            "%s: max_grad_norm is %g, and %g in group 0; it is of all gradients together: give one for all", kind->name,
+            kind->max_norm(group), kind->max_norm(&o->groups[0]));
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_refuse_recording(device_of(o), "add parameters before the graph is captured"));
     REQUIRE(!o->guard.owner || set->amp == o->guard.owner, CAIRN_ESTATE,
@@ -245,7 +255,7 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     double *norms = NULL;
     const size_t added = indices ? given : set->count, count = o->count + added;
     bool picked = false;
-    TRY(check_group(o, kind, set, added));
+    TRY(check_group(o, kind, set, added, group));
     TRY(make_arrays(d, count, (o->num_sets + 1) * (size_t)o->env->size, &fresh));
     TRY(make_room(o, &table, &norms, count));
     TRY(cairn__param_set_make_flags(set));

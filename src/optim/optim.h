@@ -54,6 +54,7 @@ struct cairn__optimizer_kind {
     const char *name;
     bool is_user;      /* who updates; nothing below but saved_as is there */
     bool has_momentum; /* a schedule may move it, in groups with states */
+    bool takes_larc;   /* update_of applies it, and fields has CAIRN__LARC_FIELDS */
     size_t options;    /* offset in cairn_group_rule of the pointer to its options */
     /* options: NULL = the INIT macro's. Errors: CAIRN_EINVAL. */
     cairn_status (*group_of)(const struct cairn__optimizer_kind *kind, const void *options,
@@ -68,12 +69,22 @@ struct cairn__optimizer_kind {
     cairn_status (*update)(struct cairn_optimizer *o, const struct cairn__param_group *group);
     /* (optional: none) What further groups may be of: a rule with its options makes one. */
     const struct cairn__optimizer_kind *other;
+    /* (optional: it does not) The norm that a step clips all gradients to, 0 = none. The same in all groups. */
+    double (*max_norm)(const struct cairn__param_group *group);
 
     /* In checkpoints, where names stay what they are. */
     const char *saved_as;
     const char *state_names[CAIRN__MAX_STATES];
     const struct cairn__group_field *fields; /* the last has no name; NULL = none */
 };
+
+/* clang-format off */
+#define CAIRN__LARC_FIELDS                                                                                           \
+    {"larc", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.larc.is_on), false, true},                 \
+    {"larc_trust_coefficient", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.larc.trust), false, true}, \
+    {"larc_eps", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.larc.eps), false, true},                 \
+    {"larc_scales", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.larc.scales), false, true}
+/* clang-format on */
 
 /* A schedule may move the group's momentum. */
 static inline bool cairn__momentum_cycles(const struct cairn__optimizer_kind *kind,
@@ -85,13 +96,14 @@ static inline bool cairn__momentum_cycles(const struct cairn__optimizer_kind *ki
 struct cairn__optim_arrays {
     struct cairn__param **params;
     struct {
-        float *array[CAIRN__MAX_STATES]; /* of [n], zeroed, in device memory */
+        float *array[CAIRN__MAX_STATES]; /* of [n], zeroed, in device memory; behind the states LAMB's direction */
         bool waits;             /* frozen since it was added: these and `missed` are made with its first gradient */
         bool listed_as_waiting; /* by the last list of its state */
     } * moments;
 
     /* In device memory. */
     int64_t *missed;                   /* taken steps without a gradient */
+    struct cairn__squares *squares;    /* of the step that is being queued, where the rule measures */
     struct cairn__overflow *overflows; /* [parameters + 1]: the last is of the losses themselves */
 
     struct cairn__overflow *report_overflows; /* [CAIRN__REPORTS][parameters + 1], of the skipped steps in `reports` */
@@ -166,6 +178,10 @@ size_t cairn__optimizer_norm_list(cairn_optimizer *o, size_t first, size_t done,
  * Errors: CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_part_clip(cairn_optimizer *o);
 
+/* In a step: its gradients are clipped by the norm of all of them, as cairn_clip_grad_norm clips. Errors: CAIRN_ENOMEM;
+ * CAIRN_ESTATE there are partners, and a graph is being recorded; those of the partners' group. */
+cairn_status cairn__optimizer_clip_step(cairn_optimizer *o, double max_norm);
+
 /* The next step is not skipped for overflows found so far. */
 void cairn__optimizer_lower_skip(cairn_optimizer *o);
 
@@ -183,7 +199,7 @@ cairn_status cairn__optimizer_create_grouped(const struct cairn__optimizer_kind 
 
 /* sizeof(cairn_group_rule) of 0.8.0 and 0.9.0. */
 #define CAIRN__GROUP_RULE_0_8 CAIRN__SIZE_THROUGH(cairn_group_rule, schedule)
-#define CAIRN__GROUP_RULE_0_9 CAIRN__SIZE_THROUGH(cairn_group_rule, adagrad)
+#define CAIRN__GROUP_RULE_0_9 CAIRN__SIZE_THROUGH(cairn_group_rule, novograd)
 
 /* What the public calls of a kind are: over all of set, over some, and a further group of an optimizer of that kind. */
 cairn_status cairn__kind_create(const struct cairn__optimizer_kind *kind, cairn_param_set *set, const void *options,
@@ -198,6 +214,9 @@ extern const struct cairn__optimizer_kind cairn__adamw_kind;
 /* Checks the arguments that every kind has. For a NULL set the message repeats the last error, which may be why its
  * model was not made. */
 cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out);
+
+/* Errors: CAIRN_EINVAL. */
+cairn_status cairn__check_larc(const char *call, const struct cairn__larc *larc);
 
 /* A number >= 0, as lr and weight_decay; one in [0, 1). */
 cairn_status cairn__check_rate(const char *kind, const char *name, double value);

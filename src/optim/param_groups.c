@@ -89,7 +89,9 @@ static const struct {
                {offsetof(cairn_group_rule, lion), "Lion"},
                {offsetof(cairn_group_rule, adagrad), "Adagrad"},
                {offsetof(cairn_group_rule, custom), "an optimizer of the user's"},
-               {offsetof(cairn_group_rule, muon), "Muon"}};
+               {offsetof(cairn_group_rule, muon), "Muon"},
+               {offsetof(cairn_group_rule, lamb), "LAMB"},
+               {offsetof(cairn_group_rule, novograd), "NovoGrad"}};
 
 /* The kind of a rule's group: that whose options it has, of the optimizer's two. */
 static const struct cairn__optimizer_kind *kind_of(const struct cairn__optimizer_kind *k,

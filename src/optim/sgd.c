@@ -15,6 +15,7 @@ static const struct cairn__group_field fields[] = {
     {"maximize", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.maximizes), false, true},
     {"decay_after_momentum", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.sgd.decays_last), false,
      true},
+    CAIRN__LARC_FIELDS,
     {.name = NULL},
 };
 
@@ -39,7 +40,8 @@ static cairn_status check_group(const struct cairn__optimizer_kind *k, const str
     h.dampening = g->rule.sgd.dampening;
     h.weight_decay = g->rule.sgd.weight_decay;
     h.nesterov = g->rule.sgd.nesterov ? CAIRN_ON : CAIRN_OFF;
-    return check(&h);
+    const cairn_status st = check(&h);
+    return st == CAIRN_OK ? cairn__check_larc("SGD", &g->rule.larc) : st;
 }
 
 static cairn_status group_of(const struct cairn__optimizer_kind *k, const void *options,
@@ -63,6 +65,7 @@ out:
 
 static const struct cairn__optimizer_kind kind = {.name = "SGD",
                                                   .has_momentum = true,
+                                                  .takes_larc = true,
                                                   .options = offsetof(cairn_group_rule, sgd),
                                                   .group_of = group_of,
                                                   .check = check_group,

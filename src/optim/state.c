@@ -46,9 +46,11 @@ static cairn_status list_moments(const struct part *part, const struct cairn__pa
     char set[24];
     name_set(o, p, set, sizeof(set));
     for (int s = 0; s < cairn__rule_states(&group->rule); s++) {
-        TRY(cairn__entries_add_array(part->entries, owner, CAIRN_F32, p->ndim, p->shape, o->arrays.moments[i].array[s],
-                                     "%s%s.%s%s", part->prefix, group->kind->state_names[s], set, p->name));
-        if (p->is_sharded) cairn__entries_cut_last(part->entries, p->shard.first, p->shard.n);
+        const bool is_number = cairn__rule_elements(&group->rule, s, 0) == 1;
+        TRY(cairn__entries_add_array(part->entries, owner, CAIRN_F32, is_number ? 0 : p->ndim,
+                                     is_number ? NULL : p->shape, o->arrays.moments[i].array[s], "%s%s.%s%s",
+                                     part->prefix, group->kind->state_names[s], set, p->name));
+        if (p->is_sharded && !is_number) cairn__entries_cut_last(part->entries, p->shard.first, p->shard.n);
     }
 out:
     return st;
@@ -356,16 +358,21 @@ static cairn_status check_waiting(const struct loaded *l) {
 }
 
 /* Moments that are not wanted yet begin at 0 when they are. */
-static void take_waiting(const struct loaded *l) {
+static void take_waiting_group(const struct loaded *l, const struct cairn__param_group *group) {
     struct cairn_device *d = device_of(l->o);
     const struct cairn__optim_arrays *of = &l->o->arrays;
-    for (size_t i = 0; !l->o->kind->is_user && i < l->o->count; i++) {
+    for (size_t i = group->first; i < group->first + group->count; i++) {
         of->moments[i].waits = waits(l, i);
         for (int s = 0; of->moments[i].waits && s < CAIRN__MAX_STATES; s++) {
+            const size_t n = cairn__rule_elements(&group->rule, s, cairn__param_shard(of->params[i]).n);
             float *const array = of->moments[i].array[s];
-            if (array) d->passes->fill(d, CAIRN_F32, array, cairn__param_shard(of->params[i]).n, 0.0f);
+            if (array) d->passes->fill(d, CAIRN_F32, array, n, 0.0f);
         }
     }
+}
+
+static void take_waiting(const struct loaded *l) {
+    for (size_t g = 0; !l->o->kind->is_user && g < l->o->num_groups; g++) take_waiting_group(l, &l->o->groups[g]);
 }
 
 static bool has(const struct loaded *l, const char *name) {

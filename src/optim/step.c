@@ -1,9 +1,11 @@
 /* A step of an optimizer. It is queued and not waited for: parameters of a group with equal types go through one fused
- * pass each, which reads learning rate, step number, loss-scale factor, clipping and the skip flag where the device
- * keeps them; a last small pass counts the step, resets what holds for one step, and leaves a report. */
+ * pass each (two where the update goes by norms), which reads learning rate, step number, loss-scale factor, clipping
+ * and the skip flag where the device keeps them; a last small pass counts the step, resets what holds for one step, and
+ * leaves a report. */
 #include <assert.h>
 #include <string.h>
 
+#include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
@@ -33,7 +35,8 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     char *const weights = (char *)p->data + shard.first * cairn_dtype_nbytes(p->dtype);
     *item = (struct cairn__optim_item){.n = shard.n,
                                        .weights = p->master ? (void *)p->master : weights,
-                                       .missed = &o->arrays.missed[i]};
+                                       .missed = &o->arrays.missed[i],
+                                       .squares = &o->arrays.squares[i]};
     memcpy(item->state, o->arrays.moments[i].array, sizeof(item->state));
     if (mode == CAIRN__W_BF16_STOCHASTIC) {
         item->parameter = (uint32_t)i;
@@ -50,35 +53,118 @@ out:
     return st;
 }
 
-static void update_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key) {
+typedef void (*list_pass)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                          enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
+                          const struct cairn__rates *rates, const struct cairn__optim_state *state);
+
+static void run_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key, list_pass pass) {
     size_t count = 0;
     for (size_t i = group->first; i < group->first + group->count; i++) {
         if (o->arrays.keys[i] == key) o->arrays.list[count++] = o->arrays.items[i];
     }
     if (count == 0) return;
-    device_of(o)->passes->update(device_of(o), o->arrays.list, count, (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
-                                 (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES), &group->rule,
-                                 &o->table.rates[group - o->groups], o->state);
+    pass(device_of(o), o->arrays.list, count, (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
+         (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES), &group->rule, &o->table.rates[group - o->groups],
+         o->state);
+}
+
+static void run_lists(struct cairn_optimizer *o, const struct cairn__param_group *group, list_pass pass) {
+    enum { KEYS = 32 };
+    static_assert(((int)CAIRN_BF16 + 1) * CAIRN__NUM_STORAGE_MODES <= KEYS, "a bit a key");
+    uint32_t present = 0;
+    for (size_t i = group->first; i < group->first + group->count; i++) {
+        if (o->arrays.keys[i] >= 0) present |= 1u << o->arrays.keys[i];
+    }
+    for (int key = 0; key < KEYS; key++) {
+        if (present >> key & 1) run_list(o, group, key, pass);
+    }
+}
+
+/* From here on the direction is the gradient. */
+static void take_directions(struct cairn_optimizer *o, const struct cairn__param_group *group) {
+    for (size_t i = group->first; i < group->first + group->count; i++) {
+        struct cairn__optim_item *item = &o->arrays.items[i];
+        if (o->arrays.keys[i] < 0) continue;
+        item->grad = item->state[2];
+        item->factor = NULL;
+        o->arrays.keys[i] = (int)CAIRN_F32 * CAIRN__NUM_STORAGE_MODES + o->arrays.keys[i] % CAIRN__NUM_STORAGE_MODES;
+    }
+}
+
+static void measure_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
+    if (!cairn__rule_measures(&group->rule)) return;
+    run_lists(o, group, device_of(o)->passes->measure);
+    if (group->rule.kind == CAIRN__OPTIM_LAMB) take_directions(o, group);
+}
+
+/* all [ranks][o->count]: those of parameter i on every rank, together. */
+static void unite_squares(const struct cairn_optimizer *o, const struct cairn__optim_rule *rule,
+                          const struct cairn__squares *all, size_t ranks, size_t i, struct cairn__squares *out) {
+    const bool by_greatest = rule->kind == CAIRN__OPTIM_NOVOGRAD && rule->novograd.by_greatest;
+    *out = (struct cairn__squares){0};
+    for (size_t r = 0; r < ranks; r++) {
+        const struct cairn__squares *of = &all[r * o->count + i];
+        out->weights += of->weights;
+        if (!by_greatest) out->grad += of->grad;
+        else if (!(of->grad <= out->grad)) out->grad = of->grad; /* NaN too */
+    }
+}
+
+static bool measures_shards(const struct cairn_optimizer *o) {
+    for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
+        for (size_t i = g->first; cairn__rule_measures(&g->rule) && i < g->first + g->count; i++) {
+            if (o->arrays.params[i]->is_sharded) return true;
+        }
+    }
+    return false;
+}
+
+/* Of parameters that ranks share the squares are pieces', and are added up in the order of the ranks. */
+static cairn_status share_squares(struct cairn_optimizer *o) {
+    const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
+    const size_t nbytes = o->count * sizeof(o->arrays.squares[0]);
+    struct cairn__squares *own = NULL, *all = NULL;
+    cairn_status st = CAIRN_OK;
+    if (!sharers || !measures_shards(o)) return CAIRN_OK;
+    TRY(cairn__device_refuse_recording(device_of(o), "norms of parameters that ranks share are those of all ranks"));
+    TRY(cairn__calloc(o->count, sizeof(own[0]), (void **)&own));
+    TRY(cairn__calloc((size_t)sharers->size * o->count, sizeof(all[0]), (void **)&all));
+    TRY(cairn__device_download(device_of(o), own, o->arrays.squares, nbytes));
+    TRY(sharers->gather(sharers->ctx, all, own, nbytes));
+    for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
+        for (size_t i = g->first; i < g->first + g->count; i++) {
+            if (o->arrays.params[i]->is_sharded) unite_squares(o, &g->rule, all, (size_t)sharers->size, i, &own[i]);
+        }
+    }
+    TRY(cairn__device_upload(device_of(o), o->arrays.squares, own, nbytes));
+out:
+    cairn__free(own);
+    cairn__free(all);
+    return st;
 }
 
 static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
-    cairn_status st = CAIRN_OK;
-    enum { KEYS = 32 };
-    static_assert(((int)CAIRN_BF16 + 1) * CAIRN__NUM_STORAGE_MODES <= KEYS, "a bit a key");
     struct cairn_device *d = device_of(o);
-    uint32_t present = 0;
-    for (size_t i = group->first; i < group->first + group->count; i++) {
-        TRY(describe(o, i));
-        if (o->arrays.keys[i] >= 0) present |= 1u << o->arrays.keys[i];
-    }
+    cairn_status st = CAIRN_OK;
     if (group->kind->update) TRY(group->kind->update(o, group));
-    for (int key = 0; key < KEYS && !group->kind->update; key++) {
-        if (present >> key & 1) update_list(o, group, key);
-    }
+    else run_lists(o, group, d->passes->update);
     for (size_t i = group->first; i < group->first + group->count; i++) {
         if (o->arrays.keys[i] >= 0 || o->arrays.moments[i].waits) continue;
         d->passes->count_up(d, &o->arrays.missed[i], o->state);
     }
+out:
+    return st;
+}
+
+static cairn_status update(struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    const double max_norm = o->kind->max_norm ? o->kind->max_norm(&o->groups[0]) : 0;
+    TRY(cairn__optimizer_make_waiting(o));
+    if (max_norm > 0) TRY(cairn__optimizer_clip_step(o, max_norm));
+    for (size_t i = 0; i < o->count; i++) TRY(describe(o, i));
+    for (size_t g = 0; g < o->num_groups; g++) measure_group(o, &o->groups[g]);
+    TRY(share_squares(o));
+    for (size_t g = 0; g < o->num_groups; g++) TRY(update_group(o, &o->groups[g]));
 out:
     return st;
 }
@@ -183,8 +269,7 @@ cairn_status cairn_step(cairn_optimizer *optimizer) {
     struct cairn__step_end end;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     TRY(cairn__step_begin(optimizer, &end));
-    TRY(cairn__optimizer_make_waiting(optimizer));
-    for (size_t g = 0; g < optimizer->num_groups; g++) TRY(update_group(optimizer, &optimizer->groups[g]));
+    TRY(update(optimizer));
     TRY(cairn__step_finish(optimizer, &end));
 out:
     if (begin_ns) cairn__trace("optim", "optimizer_step", (int64_t)optimizer->last_read, 0, begin_ns);

@@ -9,7 +9,7 @@
 
 enum { IN = 21, HIDDEN = 19, OUT = 5, ROWS = 6, STEPS = 7, MAX_VALUES = 4 * (IN + OUT + 2) * (HIDDEN + 1) };
 
-enum kind { SGD, ADAM, LION, OWN, NUM_KINDS };
+enum kind { SGD, ADAM, LION, OWN, NUM_KINDS, LAMB = NUM_KINDS, NOVOGRAD, LARC, ALL_KINDS /* by norms */ };
 
 static const struct level {
     amp_opt_level level; /* 0 = no amp */
@@ -71,6 +71,14 @@ static cairn_status make_optimizer(struct training *t) {
     if (t->s->kind == SGD) return cairn_sgd_create(t->set, &sgd, &t->optimizer);
     if (t->s->kind == ADAM) return cairn_adam_create(t->set, &adam, &t->optimizer);
     if (t->s->kind == OWN) return cairn_custom_optimizer_create(t->set, &own, NULL, &t->optimizer);
+    if (t->s->kind == LAMB) return cairn_lamb_create(t->set, NULL, &t->optimizer);
+    if (t->s->kind == NOVOGRAD) return cairn_novograd_create(t->set, NULL, &t->optimizer);
+    if (t->s->kind == LARC) {
+        const cairn_status st = cairn_sgd_create(t->set, &sgd, &t->optimizer);
+        return st == CAIRN_OK
+                   ? cairn_optimizer_set_larc(t->optimizer, &(struct cairn_larc_options)CAIRN_LARC_OPTIONS_INIT)
+                   : st;
+    }
     return cairn_lion_create(t->set, &lion, &t->optimizer);
 }
 
@@ -206,7 +214,7 @@ static char *expect_equal(cairn_env *env, const struct setup *s) {
     with.shards = true;
     PASS(train(env, s, &v[0]));
     PASS(train(env, &with, &v[1]));
-    PASS(s->clips ? expect_close(&v[0], &v[1]) : expect_same_values(&v[0], &v[1]));
+    PASS(s->clips || s->kind >= NUM_KINDS ? expect_close(&v[0], &v[1]) : expect_same_values(&v[0], &v[1]));
     free(v);
     return NULL;
 }
@@ -268,6 +276,28 @@ static char *train_clipped(cairn_env *env, void *ctx) {
 static void clipping_is_by_the_norm_of_all_shards(void **state) {
     (void)state;
     for (int p = 2; p <= 4; p++) run_ranks(p, train_clipped, NULL);
+}
+
+static char *train_by_norms(cairn_env *env, void *ctx) {
+    (void)ctx;
+    for (int kind = NUM_KINDS; kind < ALL_KINDS; kind++) {
+        for (int l = 0; l < NUM_LEVELS; l++) {
+            const struct level level = levels[l];
+            const struct setup s = {.kind = (enum kind)kind,
+                                    .level = level,
+                                    .accumulates = l % 2 == 1,
+                                    .overflows = level.level == AMP_O2,
+                                    .bucket_nbytes = 500};
+            if (level.level == AMP_O3) continue; /* whose weights round the last bit up */
+            PASS(expect_equal(env, &s));
+        }
+    }
+    return NULL;
+}
+
+static void rates_are_by_norms_of_all_shards(void **state) {
+    (void)state;
+    for (int p = 2; p <= 4; p++) run_ranks(p, train_by_norms, NULL);
 }
 
 /* ---- the user reads ---- */
@@ -376,6 +406,7 @@ int main(void) {
         cmocka_unit_test(bits_are_those_without_shards_at_every_level),
         cmocka_unit_test(bits_are_those_without_shards_however_gradients_come),
         cmocka_unit_test(clipping_is_by_the_norm_of_all_shards),
+        cmocka_unit_test(rates_are_by_norms_of_all_shards),
         cmocka_unit_test(norms_are_those_of_whole_gradients),
         cmocka_unit_test(a_rank_has_its_share_of_the_state),
         cmocka_unit_test(what_does_not_fit_is_refused),

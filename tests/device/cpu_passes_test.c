@@ -288,12 +288,12 @@ static void randomly_rounded_weights_are_those_of_f32_rounded(void **state) {
         fill(a, y, types[t], MOST, 7);
         begin_update(&u, &item, a, &missed);
         d->passes->update(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &sgd, &rates, &s);
-        const union cairn__update of_sgd = cairn__update_of(&sgd, &rates, 4, 0.5f);
+        const union cairn__update of_sgd = cairn__update_of(&sgd, &rates, 4, 0.5f, NULL, NULL);
         k->update[CAIRN__OPTIM_SGD][types[t]][CAIRN__W_F32](x, NULL, expected, a, MOST, &of_sgd);
         end_update(&u, 99, 4);
         begin_update(&u, &item, a, &missed);
         d->passes->update(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &adam, &rates, &s);
-        const union cairn__update of_adam = cairn__update_of(&adam, &rates, 4, 0.5f);
+        const union cairn__update of_adam = cairn__update_of(&adam, &rates, 4, 0.5f, NULL, NULL);
         k->update[CAIRN__OPTIM_ADAM][types[t]][CAIRN__W_F32](x, NULL, expected, a, MOST, &of_adam);
         end_update(&u, 99, 4);
     }

@@ -176,7 +176,7 @@ static void check_adamw(struct bench *b) {
     b->d->passes->fill(b->d, CAIRN_F32, b->m, b->n, 0.0f);
     b->d->passes->fill(b->d, CAIRN_F32, b->v, b->n, 0.0f);
     adamw(b);
-    const union cairn__update h = cairn__update_of(&RULE, &RATES, 1, FACTOR);
+    const union cairn__update h = cairn__update_of(&RULE, &RATES, 1, FACTOR, NULL, NULL);
     float *const state[CAIRN__MAX_STATES] = {m, v};
     for (int i = 0; i < 3; i++) {
         memset(m, 0, sizeof(m)), memset(v, 0, sizeof(v));

@@ -129,6 +129,24 @@ static void an_update_without_one_of_its_arrays_is_refused(void **state) {
     assert_fine(cairn__check_optim(&item, 1, CAIRN_F16, CAIRN__W_F32, 1));
 }
 
+static void an_update_by_norms_without_what_they_go_by_is_refused(void **state) {
+    (void)state;
+    static struct cairn__squares squares;
+    const struct cairn__optim_rule lamb = {.kind = CAIRN__OPTIM_LAMB}, novograd = {.kind = CAIRN__OPTIM_NOVOGRAD};
+    struct cairn__optim_item item = an_update();
+    assert_refused(cairn__check_by_rule(&lamb, &item, 1, CAIRN_F16, CAIRN__W_F32));
+    item.squares = &squares;
+    assert_fine(cairn__check_by_rule(&lamb, &item, 1, CAIRN_F16, CAIRN__W_F32));
+    assert_refused(cairn__check_measure(&lamb, &item, 1, CAIRN_F16, CAIRN__W_F32)); /* there is no direction */
+    item.state[2] = g;
+    assert_fine(cairn__check_measure(&lamb, &item, 1, CAIRN_F16, CAIRN__W_F32));
+    item.squares = (void *)((char *)&squares + 4);
+    assert_refused(cairn__check_measure(&lamb, &item, 1, CAIRN_F16, CAIRN__W_F32));
+    item.squares = &squares, item.state[1] = NULL;
+    assert_fine(cairn__check_measure(&novograd, &item, 1, CAIRN_F16, CAIRN__W_F32));
+    assert_refused(cairn__check_by_rule(&novograd, &item, 1, CAIRN_F16, CAIRN__W_F32));
+}
+
 static void an_update_of_an_unknown_kind_is_refused(void **state) {
     (void)state;
     const struct cairn__optim_item item = an_update();
@@ -348,6 +366,7 @@ int main(void) {
         cmocka_unit_test(more_elements_than_bytes_are_refused),
         cmocka_unit_test(an_update_is_fine_with_what_its_mode_needs),
         cmocka_unit_test(an_update_without_one_of_its_arrays_is_refused),
+        cmocka_unit_test(an_update_by_norms_without_what_they_go_by_is_refused),
         cmocka_unit_test(an_update_of_an_unknown_kind_is_refused),
         cmocka_unit_test(an_update_needs_its_rule_its_rate_and_its_state),
         cmocka_unit_test(weights_rounded_at_random_have_a_number_in_place_of_a_copy),

@@ -20,6 +20,10 @@
     TWIN(kind, grad, CAIRN__W_BF16, name)
 #define EACH_GRAD_AND_MODE(kind, name)                                                           \
     EACH_MODE(kind, CAIRN_F32, name) EACH_MODE(kind, CAIRN_F16, name) EACH_MODE(kind, CAIRN_BF16, name)
+#define EACH_READ_MODE(kind, grad, name) \
+    TWIN(kind, grad, CAIRN__W_F32, name) TWIN(kind, grad, CAIRN__W_F16, name) TWIN(kind, grad, CAIRN__W_BF16, name)
+#define EACH_GRAD_AND_READ_MODE(kind, name)                                                      \
+    EACH_READ_MODE(kind, CAIRN_F32, name) EACH_READ_MODE(kind, CAIRN_F16, name) EACH_READ_MODE(kind, CAIRN_BF16, name)
 
 static const struct cairn__cuda_row rows[] = {
     TWIN(CAST, CAIRN_F32, CAIRN_F32, copy)
@@ -46,6 +50,7 @@ static const struct cairn__cuda_row rows[] = {
     EACH_GRAD_AND_MODE(ADAM, update)
     EACH_GRAD_AND_MODE(LION, update)
     EACH_GRAD_AND_MODE(ADAGRAD, update)
+    EACH_GRAD_AND_READ_MODE(LAMB, direction)
     TWIN(ROUND, CAIRN_F16, 0, round)
     TWIN(ROUND, CAIRN_BF16, 0, round)
     TWIN(ADD, 0, 0, add)

@@ -667,6 +667,8 @@ struct training {
     struct cairn__rates *device_rates;
     int64_t *device_missed;
     float *device_factor;
+    struct cairn__squares squares[LIST], *device_squares;
+    float seconds[LIST], *device_seconds; /* NovoGrad's, in place of state[1] */
 };
 
 static cairn_dtype weight_type(enum cairn__weight_mode mode) {
@@ -698,6 +700,8 @@ static struct training make_training(cairn_dtype grad, enum cairn__weight_mode m
     t.device_missed = on_device(t.missed, sizeof(t.missed));
     t.device_factor = on_device(&t.factor, sizeof(t.factor));
     t.device_rates = on_device(&t.rates, sizeof(t.rates));
+    t.device_squares = on_device(t.squares, sizeof(t.squares));
+    t.device_seconds = on_device(t.seconds, sizeof(t.seconds));
     return t;
 }
 
@@ -706,6 +710,7 @@ static void drop_training(struct training *t) {
     for (int k = 0; k < CAIRN__MAX_STATES; k++) drop_list(&t->state[k]);
     cairn__device_free(device, t->device_optim), cairn__device_free(device, t->device_missed);
     cairn__device_free(device, t->device_factor), cairn__device_free(device, t->device_rates);
+    cairn__device_free(device, t->device_squares), cairn__device_free(device, t->device_seconds);
 }
 
 /* Parameter i has no gradient in some of the steps. */
@@ -740,7 +745,8 @@ static size_t fill_optim_items(const struct training *t, int step, struct cairn_
                                                               device_of(&t->state[2], i)},
                                                     .grad = device_of(&t->grads, i),
                                                     .factor = t->device_factor,
-                                                    .missed = t->device_missed + i};
+                                                    .missed = t->device_missed + i,
+                                                    .squares = t->device_squares + i};
         if (t->mode == CAIRN__W_BF16_STOCHASTIC) items[count - 1].parameter = parameter_of(i);
     }
     return count;
@@ -749,7 +755,10 @@ static size_t fill_optim_items(const struct training *t, int step, struct cairn_
 static void assert_training(const struct training *t, const char *what) {
     int64_t missed[LIST];
     download(missed, t->device_missed, sizeof(missed));
+    float seconds[LIST];
     assert_memory_equal(missed, t->missed, sizeof(missed));
+    download(seconds, t->device_seconds, sizeof(seconds));
+    assert_memory_equal(seconds, t->seconds, sizeof(seconds));
     assert_list(&t->weights, false, what);
     assert_list(&t->half, false, what);
     for (int k = 0; k < CAIRN__MAX_STATES; k++) assert_list(&t->state[k], false, what);
@@ -772,16 +781,63 @@ static void weights_were_updated(const struct training *t, size_t i, void *weigh
     free(weights);
 }
 
-static void host_update(const struct training *t, size_t i, const struct cairn__optim_rule *rule) {
+static double squares_of(cairn_dtype type, const void *x, size_t n) {
+    const struct cairn__dtype *t = cairn__dtype(type);
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += pow((double)t->to_f32((const char *)x + i * t->nbytes), 2);
+    return sum;
+}
+
+/* LAMB's direction goes to state[2]. */
+static void host_direct(const struct training *t, size_t i, const struct cairn__optim_rule *rule, float *const *state) {
     const int64_t update = cairn__update_number(&t->optim, &t->missed[i]);
-    const union cairn__update scalars = cairn__update_of(rule, &t->rates, update, t->factor * t->optim.clip);
+    const union cairn__update h = cairn__direction_of(rule, &t->rates, update, t->factor * t->optim.clip);
+    const int mode = t->weights.type == CAIRN_F16    ? CAIRN__W_F16
+                     : t->weights.type == CAIRN_BF16 ? CAIRN__W_BF16
+                                                     : CAIRN__W_F32;
+    ((cairn__update_fn)reference(CAIRN__K_LAMB, t->grad, mode))(host_of(&t->weights, i), NULL, state,
+                                                                host_of(&t->grads, i), t->weights.n[i], &h);
+}
+
+/* The device's sums are those of another order: beside their bound, 1.2e-6 for halves on the CPU, they are taken. */
+static void assert_squares(const struct training *t, size_t i, const struct cairn__optim_rule *rule, cairn_dtype type,
+                           const void *grad) {
+    const double sum = squares_of(type, grad, t->grads.n[i]);
+    const double weights = squares_of(t->weights.type, host_of(&t->weights, i), t->weights.n[i]);
+    assert_true(fabs(t->squares[i].grad - sum) <= 1.3e-6 * sum);
+    if (rule->kind != CAIRN__OPTIM_NOVOGRAD) assert_true(fabs(t->squares[i].weights - weights) <= 1.3e-6 * weights);
+}
+
+static void host_update(struct training *t, size_t i, const struct cairn__optim_rule *rule) {
+    const int64_t update = cairn__update_number(&t->optim, &t->missed[i]);
     float *const state[CAIRN__MAX_STATES] = {host_of(&t->state[0], i), host_of(&t->state[1], i),
                                              host_of(&t->state[2], i)};
+    const bool is_lamb = rule->kind == CAIRN__OPTIM_LAMB;
+    const cairn_dtype type = is_lamb ? CAIRN_F32 : t->grad;
+    const void *grad = is_lamb ? state[2] : host_of(&t->grads, i);
+    const float factor = t->factor * t->optim.clip;
+    if (is_lamb) host_direct(t, i, rule, state);
+    if (cairn__rule_measures(rule)) assert_squares(t, i, rule, type, grad);
+    if (rule->kind == CAIRN__OPTIM_NOVOGRAD)
+        t->seconds[i] = cairn__novograd_second(&rule->novograd, update, factor, &t->squares[i], t->seconds[i]);
+    const union cairn__update scalars =
+        cairn__update_of(rule, &t->rates, update, factor, &t->squares[i], &t->seconds[i]);
     void *weights = weights_to_update(t, i);
-    ((cairn__update_fn)reference((enum cairn__kernel_kind)(CAIRN__K_SGD + (int)rule->kind), t->grad,
-                                 mode_to_update(t)))(weights, host_of(&t->half, i), state, host_of(&t->grads, i),
-                                                     t->weights.n[i], &scalars);
+    ((cairn__update_fn)reference((enum cairn__kernel_kind)(CAIRN__K_SGD + (int)cairn__update_kernel(rule)), type,
+                                 mode_to_update(t)))(weights, host_of(&t->half, i), state, grad, t->weights.n[i],
+                                                     &scalars);
     weights_were_updated(t, i, weights, update);
+}
+
+/* LAMB's update has the direction for a gradient. */
+static cairn_dtype device_measure(struct training *t, struct cairn__optim_item *items, size_t count,
+                                  const struct cairn__optim_rule *rule) {
+    if (!cairn__rule_measures(rule)) return t->grad;
+    passes->measure(device, items, count, t->grad, t->mode, rule, t->device_rates, t->device_optim);
+    download(t->squares, t->device_squares, sizeof(t->squares));
+    if (rule->kind != CAIRN__OPTIM_LAMB) return t->grad;
+    for (size_t k = 0; k < count; k++) items[k].grad = items[k].state[2], items[k].factor = NULL;
+    return CAIRN_F32;
 }
 
 /* One step, with its counting done by the device where it is the device's; the host's is done by hand. */
@@ -791,7 +847,10 @@ static void run_step(struct training *t, int step, const struct cairn__optim_rul
     new_gradients(t, step);
     passes->store(device, t->device_optim, &t->optim, sizeof(t->optim));
     const size_t count = fill_optim_items(t, step, items);
-    passes->update(device, items, count, t->grad, t->mode, rule, t->device_rates, t->device_optim);
+    for (size_t k = 0; rule->kind == CAIRN__OPTIM_NOVOGRAD && k < count; k++)
+        items[k].state[1] = t->device_seconds + (items[k].missed - t->device_missed);
+    const cairn_dtype grad = device_measure(t, items, count, rule);
+    passes->update(device, items, count, grad, t->mode, rule, t->device_rates, t->device_optim);
     for (size_t i = 0; i < LIST; i++) {
         if (is_missing(i, step)) passes->count_up(device, t->device_missed + i, t->device_optim);
     }
@@ -830,6 +889,9 @@ static void sgd_has_the_references_bits_over_steps(void **state) {
         {.kind = CAIRN__OPTIM_SGD, .maximizes = true, .sgd = {.has_momentum = true, .dampening = 0.25}},
         {.kind = CAIRN__OPTIM_SGD, .sgd = {.has_momentum = true, .nesterov = true, .weight_decay = 0.01}},
         {.kind = CAIRN__OPTIM_SGD, .sgd = {.has_momentum = true, .decays_last = true, .weight_decay = 0.01}},
+        {.kind = CAIRN__OPTIM_SGD,
+         .larc = {.trust = 0.02, .eps = 1e-8, .is_on = true},
+         .sgd = {.has_momentum = true, .weight_decay = 0.01}},
     };
     train_by("sgd", rules, COUNT(rules));
 }
@@ -838,6 +900,9 @@ static void adam_has_the_references_bits_over_steps(void **state) {
     (void)state;
     static const struct cairn__optim_rule rules[] = {
         {.kind = CAIRN__OPTIM_ADAM, .adam = {.beta2 = 0.999, .eps = 1e-8}},
+        {.kind = CAIRN__OPTIM_ADAM,
+         .larc = {.trust = 0.5, .is_on = true, .scales = true},
+         .adam = {.beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .decoupled = true}},
         {.kind = CAIRN__OPTIM_ADAM, .adam = {.beta2 = 0.5, .eps = 1e-8, .weight_decay = 0.1, .amsgrad = true}},
         {.kind = CAIRN__OPTIM_ADAM,
          .maximizes = true,
@@ -863,6 +928,29 @@ static void adagrad_has_the_references_bits_over_steps(void **state) {
         {.kind = CAIRN__OPTIM_ADAGRAD, .adagrad = {.eps = 1e-6, .weight_decay = 0.1, .decoupled = true}},
     };
     train_by("adagrad", rules, COUNT(rules));
+}
+
+static void lamb_has_the_references_bits_over_steps(void **state) {
+    (void)state;
+    static const struct cairn__optim_rule rules[] = {
+        {.kind = CAIRN__OPTIM_LAMB, .lamb = {.beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01}},
+        {.kind = CAIRN__OPTIM_LAMB, .maximizes = true, .lamb = {.beta2 = 0.5, .eps = 1e-6, .is_nvlamb = true}},
+        {.kind = CAIRN__OPTIM_LAMB,
+         .lamb = {.beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .l2 = true, .unaveraged = true}},
+    };
+    train_by("lamb", rules, COUNT(rules));
+}
+
+/* Where the greatest element is the norm, its square is exact. */
+static void novograd_has_the_references_bits_over_steps(void **state) {
+    (void)state;
+    static const struct cairn__optim_rule rules[] = {
+        {.kind = CAIRN__OPTIM_NOVOGRAD, .novograd = {.beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01}},
+        {.kind = CAIRN__OPTIM_NOVOGRAD,
+         .maximizes = true,
+         .novograd = {.beta2 = 0.5, .eps = 1e-6, .weight_decay = 0.1, .decays_inside = true, .unaveraged = true}},
+    };
+    train_by("novograd", rules, COUNT(rules));
 }
 
 /* ---- the end of a step ---- */
@@ -2099,6 +2187,8 @@ int main(int argc, char **argv) {
         TEST(adam_has_the_references_bits_over_steps),
         TEST(lion_has_the_references_bits_over_steps),
         TEST(adagrad_has_the_references_bits_over_steps),
+        TEST(lamb_has_the_references_bits_over_steps),
+        TEST(novograd_has_the_references_bits_over_steps),
         TEST(step_end_agrees_with_the_host_step_by_step),
         TEST(unread_reports_lose_no_totals),
         TEST(step_end_works_without_scaler_and_parameters),

@@ -55,6 +55,7 @@ static void a_twin_that_is_claimed_is_a_launcher(void **state) {
         LAUNCHER(cairn__launch_mse_backward), LAUNCHER(cairn__launch_bias_add),
         LAUNCHER(cairn__launch_col_sum),      LAUNCHER(cairn__launch_round),
         LAUNCHER(cairn__launch_census),       LAUNCHER(cairn__launch_count_exponents),
+        LAUNCHER(cairn__launch_direction),
     };
 #undef LAUNCHER
     for (size_t i = 0; i < count; i++) {

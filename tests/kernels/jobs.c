@@ -154,6 +154,21 @@ static void call_adagrad(const struct cairn__kernel_row *row, void *const *a, si
     h.first = v == 2;
     CALLS(update)(a[0], a[1], (float *const[]){a[2]}, a[3], n, &(const union cairn__update){.adagrad = h});
 }
+/* Weights and the half array come back untouched. */
+static void call_lamb(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    struct cairn__adam h = {.beta1 = 0.9f,
+                            .one_minus_beta1 = 0.1f,
+                            .beta2 = 0.999f,
+                            .one_minus_beta2 = 0.001f,
+                            .eps = 1e-8f,
+                            .step_size = 1.5f,
+                            .inv_sqrt_c2 = 1.25f,
+                            .factor = 0x1p-10f};
+    (void)out;
+    h.decoupled = v == 0;
+    h.lr_decay = h.weight_decay = v <= 1 ? 0.01f : 0;
+    CALLS(update)(a[0], NULL, (float *const[]){a[1], a[2], a[4]}, a[3], n, &(const union cairn__update){.lamb = h});
+}
 static void call_add(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v, (void)out;
     CALLS(add)(a[0], a[1], a[2], n);
@@ -281,6 +296,11 @@ struct job job_of(const struct cairn__kernel_row *row) {
         return one_state_job(row, 2, 0, call_lion);
     case CAIRN__K_ADAGRAD:
         return one_state_job(row, 4, 0, call_adagrad);
+    case CAIRN__K_LAMB:
+        return (struct job){5,        {{param_type(row->b), READ, 1}, F32_BOTH, F32_BOTH, {a, READ, 1}, F32_OUT},
+                            {0},      3,
+                            0,        false,
+                            call_lamb};
     case CAIRN__K_ADD:
         return (struct job){3, {F32_OUT, F32_IN, F32_IN}, {1, 2}, 1, 0, false, call_add};
     case CAIRN__K_MUL_SCALAR:
@@ -342,33 +362,20 @@ struct job job_of_variant(const struct cairn__kernel_row *row, int variant) {
 }
 
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {
-    static const char *const kinds[] = {"?",
-                                        "cast",
-                                        "scale",
-                                        "axpby",
-                                        "check",
-                                        "sumsq",
-                                        "fill",
-                                        "round_stochastic",
-                                        "census",
-                                        "count_exponents",
-                                        "reduce",
-                                        "sgd",
-                                        "adam",
-                                        "lion",
-                                        "adagrad",
-                                        "add",
-                                        "mul_scalar",
-                                        "relu",
-                                        "relu_backward",
-                                        "sum",
-                                        "mse_sum",
-                                        "col_sum",
-                                        "sum_rows",
-                                        "drain",
-                                        "mse_backward",
-                                        "bias_add",
-                                        "round"};
+    static const char *const kinds[] = {"?",        "cast",
+                                        "scale",    "axpby",
+                                        "check",    "sumsq",
+                                        "fill",     "round_stochastic",
+                                        "census",   "count_exponents",
+                                        "reduce",   "sgd",
+                                        "adam",     "lion",
+                                        "adagrad",  "lamb",
+                                        "add",      "mul_scalar",
+                                        "relu",     "relu_backward",
+                                        "sum",      "mse_sum",
+                                        "col_sum",  "sum_rows",
+                                        "drain",    "mse_backward",
+                                        "bias_add", "round"};
     static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
     const bool optimizer = row->kind >= CAIRN__K_SGD && row->kind < CAIRN__K_SGD + (int)CAIRN__NUM_OPTIMS;
     const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";

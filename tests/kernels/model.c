@@ -482,6 +482,21 @@ static bool drained(void *const *before, void *const *after) {
     return true;
 }
 
+static bool direction_is_right(const struct cairn__kernel_row *row, const struct job *job, void *const *before,
+                               void *const *after) {
+    for (size_t i = 0; i < N; i++) {
+        const double w = value_of(job->array[0].type, before[0], i);
+        const double g = value_of((cairn_dtype)row->a, before[3], i) * 0x1p-10;
+        const double m = 0.9 * value_of(CAIRN_F32, before[1], i) + 0.1 * g;
+        const double v = 0.999 * value_of(CAIRN_F32, before[2], i) + 0.001 * g * g;
+        if (v < 0) continue; /* no second moment */
+        if (!near(value_of(CAIRN_F32, after[1], i), m, 1e-6)) return false;
+        if (!near(value_of(CAIRN_F32, after[2], i), v, 1e-6)) return false;
+        if (!near(value_of(CAIRN_F32, after[4], i), 1.5 * m / (sqrt(v) * 1.25 + 1e-8) + 0.01 * w, 1e-6)) return false;
+    }
+    return true;
+}
+
 static bool judge(const struct cairn__kernel_row *row, const struct job *job, int variant, void *const *before,
                   void *const *after, const struct outcome *out) {
     switch (row->kind) {
@@ -492,6 +507,8 @@ static bool judge(const struct cairn__kernel_row *row, const struct job *job, in
     case CAIRN__K_LION:
     case CAIRN__K_ADAGRAD:
         return optimizer_is_right(row, job, before, after);
+    case CAIRN__K_LAMB:
+        return direction_is_right(row, job, before, after);
     case CAIRN__K_SUM:
     case CAIRN__K_MSE_SUM:
     case CAIRN__K_SUMSQ:
@@ -545,7 +562,7 @@ bool check_reference(const struct cairn__kernel_row *row, const struct checking 
     const struct job job = job_of(row);
     const bool is_fp8 = row->kind >= CAIRN__K_FP8_ROUND;
     const bool by_formula =
-        (row->kind >= CAIRN__K_SGD && row->kind <= CAIRN__K_ADAGRAD) || (row->kind >= CAIRN__K_MAP && !is_fp8);
+        (row->kind >= CAIRN__K_SGD && row->kind <= CAIRN__K_LAMB) || (row->kind >= CAIRN__K_MAP && !is_fp8);
     const bool all = row->kind == CAIRN__K_REDUCE || row->kind == CAIRN__K_SUM_ROWS || is_fp8;
     for (int flavour = MODERATE; flavour <= (by_formula ? MODERATE : WILD); flavour++) {
         for (int v = all ? 0 : job.plain_variant; v <= (all ? job.num_variants - 1 : job.plain_variant); v++) {

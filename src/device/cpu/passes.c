@@ -14,7 +14,10 @@
 #include "kernels/element.h"
 #include "kernels/kernels.h"
 
-enum { BLOCK = 1024 }; /* elements, a multiple of 8; three f32 arrays of them fit beside the halves */
+enum {
+    BLOCK = 1024,    /* elements, a multiple of 8; three f32 arrays of them fit beside the halves */
+    MEASURED = 8192, /* likewise; five arrays stay in the second cache */
+};
 
 static const struct cairn__kernels *kernels(const struct cairn_device *d) {
     return cairn__cpu_of(d)->kernels;
@@ -230,6 +233,66 @@ static void update_flat(struct cairn_device *d, const struct cairn__optim_item *
     cairn__parallel_for(t->n, FLAT_GRAIN, update_pieces, &job);
 }
 
+/* As kernels that read weights alone, and norms, know them. */
+static enum cairn__weight_mode read_mode(enum cairn__weight_mode mode) {
+    if (mode == CAIRN__W_BF16_STOCHASTIC) return CAIRN__W_BF16;
+    return mode == CAIRN__W_F16 || mode == CAIRN__W_BF16 ? mode : CAIRN__W_F32;
+}
+
+static float factor_of(const struct cairn__optim_item *t, const struct cairn__optim_state *state) {
+    return value_of(t->factor) * state->clip;
+}
+
+static double squares_of(const struct cairn__kernels *k, cairn_dtype type, const void *x, size_t n) {
+    uint32_t unused = 0;
+    double sum = 0;
+    k->sumsq[type](x, n, 1.0f, &sum, &unused);
+    return sum;
+}
+
+/* Infinities and NaN are seen: they are greater. */
+static double greatest_square_of(struct cairn_device *d, cairn_dtype type, const void *x, size_t n) {
+    const struct cairn__counts counts = count_elements(d, type, x, n, 0);
+    const double greatest = counts.nans ? (double)NAN : counts.infs ? (double)INFINITY : counts.largest;
+    return greatest * greatest;
+}
+
+/* Block by block, so that norms are those of what is in the cache. */
+static struct cairn__squares direct(const struct cairn__kernels *k, const struct cairn__optim_item *t, cairn_dtype grad,
+                                    enum cairn__weight_mode read, const union cairn__update *h) {
+    const cairn_dtype type = cairn__weights_type(read);
+    struct cairn__squares sums = {0};
+    for (size_t at = 0; at < t->n; at += MEASURED) {
+        const size_t m = t->n - at < MEASURED ? t->n - at : MEASURED;
+        char *const weights = (char *)t->weights + at * cairn_dtype_nbytes(type);
+        float *const arrays[] = {t->state[0] + at, t->state[1] + at, t->state[2] + at};
+        k->update[CAIRN__OPTIM_LAMB][grad][read](weights, NULL, arrays, grad_at(t, grad, at), m, h);
+        sums.weights += squares_of(k, type, weights, m);
+        sums.grad += squares_of(k, CAIRN_F32, arrays[2], m);
+    }
+    return sums;
+}
+
+static void measure(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
+                    const struct cairn__rates *rates, const struct cairn__optim_state *state) {
+    const enum cairn__weight_mode read = read_mode(mode);
+    if (state->skip) return;
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__optim_item *t = &items[i];
+        if (rule->kind == CAIRN__OPTIM_LAMB) {
+            const union cairn__update h =
+                cairn__direction_of(rule, rates, cairn__update_number(state, t->missed), factor_of(t, state));
+            *t->squares = direct(kernels(d), t, grad, read, &h);
+        } else if (rule->kind == CAIRN__OPTIM_NOVOGRAD && rule->novograd.by_greatest) {
+            t->squares->grad = greatest_square_of(d, grad, t->grad, t->n);
+        } else {
+            t->squares->grad = squares_of(kernels(d), grad, t->grad, t->n);
+        }
+        if (rule->larc.is_on) t->squares->weights = squares_of(kernels(d), cairn__weights_type(read), t->weights, t->n);
+    }
+}
+
 static void update(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
                    const struct cairn__optim_state *state) {
@@ -238,11 +301,14 @@ static void update(struct cairn_device *d, const struct cairn__optim_item *items
         for (size_t i = 0; i < count; i++) update_flat(d, &items[i], grad, mode, rule, rates, state);
         return;
     }
-    const cairn__update_fn *const by_mode = kernels(d)->update[rule->kind][grad];
+    const cairn__update_fn *const by_mode = kernels(d)->update[cairn__update_kernel(rule)][grad];
     for (size_t i = 0; i < count; i++) {
         const struct cairn__optim_item *t = &items[i];
-        const union cairn__update h =
-            cairn__update_of(rule, rates, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
+        const int64_t number = cairn__update_number(state, t->missed);
+        const float factor = factor_of(t, state);
+        if (rule->kind == CAIRN__OPTIM_NOVOGRAD)
+            *t->state[1] = cairn__novograd_second(&rule->novograd, number, factor, t->squares, *t->state[1]);
+        const union cairn__update h = cairn__update_of(rule, rates, number, factor, t->squares, t->state[1]);
         if (mode == CAIRN__W_BF16_STOCHASTIC) {
             struct rounding r;
             update_rounding(begin_rounding(&r, d, state, t), t, grad, by_mode[CAIRN__W_F32], &h);
@@ -491,6 +557,7 @@ const struct cairn__passes cairn__cpu_passes = {
     .clamp = clamp,
     .census = census,
     .count_exponents = count_exponents,
+    .measure = measure,
     .update = update,
     .count_up = count_up,
     .step_end = step_end,

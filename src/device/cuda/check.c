@@ -87,6 +87,28 @@ const char *cairn__check_optim(const struct cairn__optim_item *items, size_t cou
     return NULL;
 }
 
+static const char *check_squares(const struct cairn__optim_item *items, size_t count) {
+    for (size_t i = 0; i < count; i++) TRY_CHECK(check_array(items[i].squares, 1, _Alignof(struct cairn__squares)));
+    return NULL;
+}
+
+const char *cairn__check_measure(const struct cairn__optim_rule *rule, const struct cairn__optim_item *items,
+                                 size_t count, cairn_dtype grad, enum cairn__weight_mode mode) {
+    const int arrays = rule->kind == CAIRN__OPTIM_LAMB ? cairn__rule_arrays(rule) : 0;
+    TRY_CHECK(cairn__check_optim(items, count, grad, mode, arrays));
+    return check_squares(items, count);
+}
+
+const char *cairn__check_by_rule(const struct cairn__optim_rule *rule, const struct cairn__optim_item *items,
+                                 size_t count, cairn_dtype grad, enum cairn__weight_mode mode) {
+    TRY_CHECK(cairn__check_optim(items, count, grad, mode, cairn__update_arrays(rule)));
+    for (size_t i = 0; rule->kind == CAIRN__OPTIM_NOVOGRAD && i < count; i++) {
+        TRY_CHECK(check_array(items[i].state[1], 1, sizeof(float)));
+        TRY_CHECK(check_array(items[i].missed, 1, sizeof(*items[i].missed)));
+    }
+    return cairn__rule_measures(rule) ? check_squares(items, count) : NULL;
+}
+
 const char *cairn__check_update(const void *rule, const struct cairn__rates *rates,
                                 const struct cairn__optim_state *state) {
     if (!rule || !rates || !state) return "the rule, the rates or the state is NULL";

@@ -18,6 +18,11 @@ const char *cairn__check_items(const struct cairn__item *items, size_t count, un
 /* num_states: of the arrays state[], 1 for SGD with momentum, 2 for Adam. */
 const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                                enum cairn__weight_mode mode, int num_states);
+/* The same with what the rule needs, before its update and in it. */
+const char *cairn__check_measure(const struct cairn__optim_rule *rule, const struct cairn__optim_item *items,
+                                 size_t count, cairn_dtype grad, enum cairn__weight_mode mode);
+const char *cairn__check_by_rule(const struct cairn__optim_rule *rule, const struct cairn__optim_item *items,
+                                 size_t count, cairn_dtype grad, enum cairn__weight_mode mode);
 /* What goes with the items. */
 const char *cairn__check_update(const void *rule, const struct cairn__rates *rates,
                                 const struct cairn__optim_state *state);

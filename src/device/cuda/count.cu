@@ -64,6 +64,20 @@ int cairn__launch_census_end(struct CUstream_st *stream, struct cairn__census *o
     return cairn__launch(end_census, blocks_for(count), CAIRN__CUDA_THREADS, stream, out, count);
 }
 
+/* dst of an item is where the square goes, x its census. */
+static CAIRN__KERNEL greatest_squares(const cairn__multi list) {
+    const uint32_t t = threadIdx.x;
+    if (t >= list.span.count) return;
+    const cairn__census *c = (const cairn__census *)list.items[t].x;
+    const double greatest = c->nans ? (double)NAN : c->infs ? (double)INFINITY : c->largest;
+    *(double *)list.items[t].dst = greatest * greatest;
+}
+
+int cairn__launch_greatest(struct CUstream_st *stream, const struct cairn__multi *list) {
+    static_assert((int)CAIRN__CUDA_LIST <= (int)CAIRN__CUDA_THREADS, "a thread a tensor");
+    return cairn__launch(greatest_squares, 1, CAIRN__CUDA_THREADS, stream, *list);
+}
+
 template <class T> static CAIRN__KERNEL census_list(const cairn__multi list) {
     constexpr int V = cairn__pack_of<T>;
     const cairn__where at = cairn__find(list.span, list.items);

@@ -88,6 +88,8 @@ int cairn__launch_average_begin(struct CUstream_st *stream, struct cairn__averag
 int cairn__launch_census(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
 int cairn__launch_census_begin(struct CUstream_st *stream, struct cairn__census *out, size_t count);
 int cairn__launch_census_end(struct CUstream_st *stream, struct cairn__census *out, size_t count);
+/* The square of the greatest element of tensors whose census, x of an item, was taken: a double, dst. */
+int cairn__launch_greatest(struct CUstream_st *stream, const struct cairn__multi *list);
 /* dst of an item is its struct cairn__exponent_counts, which is added to; f64 too. */
 int cairn__launch_count_exponents(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
 int cairn__launch_clear_exponents(struct CUstream_st *stream, struct cairn__exponent_counts *out, size_t count);
@@ -97,6 +99,7 @@ struct cairn__norm_part {
     struct cairn__partials *partials;
     double *norm;     /* of the whole list, written by the last part */
     bool first, last; /* of the list's parts */
+    bool squares;     /* an item's own is the sum of squares */
 };
 int cairn__launch_l2norm(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype,
                          const struct cairn__norm_part *part);
@@ -108,6 +111,11 @@ struct cairn__optim_list {
     const struct cairn__rates *rates;
     const struct cairn__optim_state *state;
 };
+/* LAMB's direction, of weights as they are stored in mode. */
+int cairn__launch_direction(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
+                            enum cairn__weight_mode mode);
+/* NovoGrad's second moments, before its update. */
+int cairn__launch_seconds(struct CUstream_st *stream, const struct cairn__optim_list *list);
 int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
                          enum cairn__weight_mode mode);
 

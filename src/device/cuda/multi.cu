@@ -311,7 +311,7 @@ template <class List> CAIRN__DEVICE void finish_norm(const List &list, const cai
             cairn__sum_of_left(part.partials->sums, begin, end, few ? CAIRN__CUDA_WARP : CAIRN__CUDA_THREADS);
         if (threadIdx.x % CAIRN__CUDA_WARP != 0 || t % CAIRN__CUDA_WARPS != warp) continue;
         of_tensor[t] = sum;
-        if (list.items[t].dst) *(double *)list.items[t].dst = sqrt(sum);
+        if (list.items[t].dst) *(double *)list.items[t].dst = part.squares ? sum : sqrt(sum);
     }
     __syncthreads();
     if (threadIdx.x != 0) return;

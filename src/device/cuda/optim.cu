@@ -130,11 +130,22 @@ template <> struct optim<CAIRN__OPTIM_ADAGRAD> {
     }
 };
 
+/* LAMB's kernel leaves its direction where another writes weights. */
+template <> struct optim<CAIRN__OPTIM_LAMB> {
+    enum { STATES = 2, PACKS = 1 };
+    CAIRN__DEVICE static float next(const cairn__update *h, float w, float g, float *s) {
+        float none = 0;
+        return cairn__adam_direction(&h->lamb, w, g, &s[0], &s[1], &none);
+    }
+};
+
 /* The arrays that the rule has are there to be read; h, which says what counts of them, is not known at the first
  * read. */
 template <int KIND, class Grad, class Param, class Half> struct update_op {
     enum { STATES = optim<KIND>::STATES };
+    static constexpr bool DIRECTS = KIND == CAIRN__OPTIM_LAMB;
     const cairn__update *h;
+    float *direction;
     Param *param;
     Half *half;
     float *state[STATES];
@@ -170,13 +181,14 @@ template <int KIND, class Grad, class Param, class Half> struct update_op {
         for (int j = 0; j < STATES; j++) {
             if (j < num_states) cairn__write<V, CAIRN__ONCE>(state[j] + i, s[j]);
         }
-        write_weights<V>(param, half, i, w);
+        if (DIRECTS) cairn__write<V, CAIRN__ONCE>(direction + i, w);
+        else write_weights<V>(param, half, i, w);
     }
     CAIRN__DEVICE bool aligned() const {
         bool all = cairn__aligned<PACK>(param) && aligned_copy<PACK>(half) && cairn__aligned<PACK>(grad);
 #pragma unroll
         for (int j = 0; j < STATES; j++) all = all && (j >= num_states || cairn__aligned<PACK>(state[j]));
-        return all;
+        return all && (!DIRECTS || cairn__aligned<PACK>(direction));
     }
 };
 
@@ -196,19 +208,22 @@ template <int KIND, class Grad, int MODE, class List> static CAIRN__KERNEL updat
 #pragma unroll
     for (int j = 0; j < optim<KIND>::STATES; j++) op.state[j] = item.state[j];
     op.grad = (const Grad *)item.grad;
-    op.num_states = cairn__rule_states(&list.rule);
+    op.direction = item.state[2];
+    op.num_states = op.DIRECTS ? (int)optim<KIND>::STATES : cairn__update_arrays(&list.rule);
     cairn__walk_prepared<PACK, optim<KIND>::PACKS>(op.aligned(), at.from, at.to, op, &skipped, [&] {
         if (threadIdx.x != 0) return;
         const int64_t update = cairn__update_number(list.state, item.missed);
         skipped = list.state->skip;
-        h = cairn__update_of(&list.rule, list.rates, update, factor_of(item, list.state));
+        const float factor = factor_of(item, list.state);
+        h = op.DIRECTS ? cairn__direction_of(&list.rule, list.rates, update, factor)
+                       : cairn__update_of(&list.rule, list.rates, update, factor, item.squares, item.state[1]);
         begin_rounding(op.half, item, list.state, update);
     });
 }
 
 /* ---- launchers: [kind][grad][mode] ---- */
 
-static_assert(sizeof(cairn__optim_item) == 72, "an item has grown: see CAIRN__CUDA_LIST");
+static_assert(sizeof(cairn__optim_item) == 80, "an item has grown: see CAIRN__CUDA_LIST");
 static_assert(sizeof(cairn__optim_list) <= 4096, "a launch's parameters");
 
 struct few_updates {
@@ -260,9 +275,49 @@ static int launch_kind(struct CUstream_st *stream, const struct cairn__optim_lis
     });
 }
 
+template <class Use> static int with_read_mode(enum cairn__weight_mode mode, Use use) {
+    switch (mode) {
+    case CAIRN__W_F16:
+        return use(mode_tag<CAIRN__W_F16>());
+    case CAIRN__W_BF16:
+    case CAIRN__W_BF16_STOCHASTIC:
+        return use(mode_tag<CAIRN__W_BF16>());
+    default:
+        return use(mode_tag<CAIRN__W_F32>());
+    }
+}
+
+int cairn__launch_direction(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
+                            enum cairn__weight_mode mode) {
+    return cairn__with_float(grad, [&](auto g) {
+        return with_read_mode(mode, [&](auto m) {
+            return with_list(*list, [&](auto l) {
+                return cairn__launch(update_list<CAIRN__OPTIM_LAMB, decltype(g), decltype(m)::mode, decltype(l)>,
+                                     l.span.blocks, CAIRN__CUDA_THREADS, stream, l);
+            });
+        });
+    });
+}
+
+/* Before any block of the update reads them. */
+template <class List> static CAIRN__KERNEL advance_seconds(const List list) {
+    const uint32_t t = threadIdx.x;
+    if (t >= list.span.count || list.state->skip) return;
+    const cairn__optim_item &item = list.items[t];
+    *item.state[1] = cairn__novograd_second(&list.rule.novograd, cairn__update_number(list.state, item.missed),
+                                            factor_of(item, list.state), item.squares, *item.state[1]);
+}
+
+int cairn__launch_seconds(struct CUstream_st *stream, const struct cairn__optim_list *list) {
+    static_assert((int)CAIRN__CUDA_LIST <= (int)CAIRN__CUDA_THREADS, "a thread a tensor");
+    return with_list(*list, [&](auto l) {
+        return cairn__launch(advance_seconds<decltype(l)>, 1, CAIRN__CUDA_THREADS, stream, l);
+    });
+}
+
 int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
                          enum cairn__weight_mode mode) {
-    switch (list->rule.kind) {
+    switch (cairn__update_kernel(&list->rule)) {
     case CAIRN__OPTIM_ADAM:
         return launch_kind<CAIRN__OPTIM_ADAM>(stream, list, grad, mode);
     case CAIRN__OPTIM_LION:

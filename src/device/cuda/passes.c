@@ -161,26 +161,35 @@ static struct cairn__plan plan_norm(const struct cairn__item *items, size_t coun
     return plan;
 }
 
+/* list: everything but span and items; part: norm, and squares: an item's own goes where its dst is. */
+static int launch_norm(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                       struct cairn__multi *list, struct cairn__norm_part *part, double *each) {
+    struct cairn__cuda *c = cairn__cuda_enter(d);
+    struct cairn__plan plan = plan_norm(items, count, dtype);
+    struct cairn__part next;
+    int error = 0;
+    part->partials = c->partials;
+    part->first = true;
+    while (!error && !part->last) {
+        if (!cairn__plan_next(&plan, &next)) next.span.count = 0; /* an empty list has a norm */
+        take_items(list, &next, items);
+        for (uint32_t t = 0; !part->squares && t < next.span.count; t++)
+            list->items[t].dst = each ? &each[next.index[t]] : NULL;
+        part->last = plan.next == count;
+        error = cairn__launch_l2norm(c->stream, list, dtype, part);
+        part->first = false;
+    }
+    return error;
+}
+
 static void l2norm(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    const float *factor, double *norm, double *each, uint32_t *found) {
     if (cairn__cuda_refused(d, "l2norm", cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false)) ||
         cairn__cuda_refused(d, "l2norm", cairn__check_list(factor, found, norm, each)))
         return;
-    struct cairn__cuda *c = cairn__cuda_enter(d);
-    struct cairn__plan plan = plan_norm(items, count, dtype);
-    struct cairn__norm_part part = {.partials = c->partials, .norm = norm, .first = true};
+    struct cairn__norm_part part = {.norm = norm};
     struct cairn__multi list = {.factor = factor, .found = found};
-    struct cairn__part next;
-    int error = 0;
-    while (!error && !part.last) {
-        if (!cairn__plan_next(&plan, &next)) next.span.count = 0; /* an empty list has a norm */
-        take_items(&list, &next, items);
-        for (uint32_t t = 0; t < next.span.count; t++) list.items[t].dst = each ? &each[next.index[t]] : NULL;
-        part.last = plan.next == count;
-        error = cairn__launch_l2norm(c->stream, &list, dtype, &part);
-        part.first = false;
-    }
-    cairn__cuda_queued(d, "l2norm", error);
+    cairn__cuda_queued(d, "l2norm", launch_norm(d, items, count, dtype, &list, &part, each));
 }
 
 /* ---- a training step ---- */
@@ -260,25 +269,112 @@ static void update_flat(struct cairn_device *d, const struct cairn__optim_item *
     cairn__cuda_queued(d, "update", error);
 }
 
+typedef int (*optim_launcher)(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
+                              enum cairn__weight_mode mode);
+
+/* list: everything but span and items. */
+static int launch_optim(struct cairn_device *d, optim_launcher launch, struct cairn__optim_list *list,
+                        const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                        enum cairn__weight_mode mode) {
+    struct cairn__plan plan = plan_optim(items, count);
+    struct cairn__part part;
+    int error = 0;
+    while (!error && cairn__plan_next(&plan, &part)) {
+        list->span = part.span;
+        for (uint32_t t = 0; t < part.span.count; t++) list->items[t] = items[part.index[t]];
+        error = launch(cairn__cuda_enter(d)->stream, list, grad, mode);
+    }
+    return error;
+}
+
+enum measured { WEIGHTS, DIRECTIONS, GRADS };
+
+static struct cairn__item measured_item(const struct cairn__optim_item *item, enum measured what) {
+    return (struct cairn__item){.n = item->n,
+                                .dst = what == WEIGHTS ? &item->squares->weights : &item->squares->grad,
+                                .x = what == WEIGHTS      ? item->weights
+                                     : what == DIRECTIONS ? item->state[2]
+                                                          : item->grad};
+}
+
+/* A launch's tensors at a time. */
+static int launch_squares(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype type,
+                          enum measured what) {
+    int error = 0;
+    for (size_t i = 0; i < count && !error; i += CAIRN__CUDA_LIST) {
+        const size_t some = count - i < CAIRN__CUDA_LIST ? count - i : CAIRN__CUDA_LIST;
+        struct cairn__norm_part part = {.squares = true};
+        struct cairn__multi list = {.factor = NULL};
+        struct cairn__item measured[CAIRN__CUDA_LIST];
+        for (size_t t = 0; t < some; t++) measured[t] = measured_item(&items[i + t], what);
+        error = launch_norm(d, measured, some, type, &list, &part, NULL);
+    }
+    return error;
+}
+
+/* By a census of them. */
+static int launch_greatest(struct cairn_device *d, const struct cairn__optim_item *items, size_t count,
+                           cairn_dtype grad) {
+    struct cairn__census *out = cairn__cuda_room(d, CAIRN__ROOM_A, CAIRN__CUDA_LIST * sizeof(*out));
+    int error = 0;
+    for (size_t i = 0; out && i < count && !error; i += CAIRN__CUDA_LIST) {
+        const size_t some = count - i < CAIRN__CUDA_LIST ? count - i : CAIRN__CUDA_LIST;
+        struct cairn__multi list = {.span = {.count = (uint32_t)some}};
+        struct cairn__item measured[CAIRN__CUDA_LIST];
+        for (size_t t = 0; t < some; t++) measured[t] = measured_item(&items[i + t], GRADS);
+        census(d, measured, some, grad, 0, out);
+        for (size_t t = 0; t < some; t++) list.items[t] = (struct cairn__item){.dst = measured[t].dst, .x = &out[t]};
+        error = cairn__launch_greatest(cairn__cuda_enter(d)->stream, &list);
+    }
+    return error;
+}
+
+static void measure(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
+                    const struct cairn__rates *rates, const struct cairn__optim_state *state) {
+    if (cairn__cuda_refused(d, "measure", cairn__check_update(rule, rates, state)) ||
+        cairn__cuda_refused(d, "measure", cairn__check_measure(rule, items, count, grad, mode)))
+        return;
+    struct cairn__optim_list list = {.rule = *rule, .rates = rates, .state = state};
+    const bool is_lamb = rule->kind == CAIRN__OPTIM_LAMB, is_novograd = rule->kind == CAIRN__OPTIM_NOVOGRAD;
+    int error = is_lamb ? launch_optim(d, cairn__launch_direction, &list, items, count, grad, mode) : 0;
+    if (!error && !is_novograd) error = launch_squares(d, items, count, cairn__weights_type(mode), WEIGHTS);
+    if (error) {
+        cairn__cuda_queued(d, "measure", error);
+    } else if (is_novograd && rule->novograd.by_greatest) {
+        cairn__cuda_queued(d, "measure", launch_greatest(d, items, count, grad));
+    } else {
+        error = launch_squares(d, items, count, is_lamb ? CAIRN_F32 : grad, is_lamb ? DIRECTIONS : GRADS);
+        cairn__cuda_queued(d, "measure", error);
+    }
+}
+
+/* Of empty pieces too, whose parameter has elements on other ranks. */
+static int launch_seconds(struct cairn_device *d, struct cairn__optim_list *list, const struct cairn__optim_item *items,
+                          size_t count) {
+    int error = 0;
+    for (size_t i = 0; i < count && !error; i += list->span.count) {
+        list->span =
+            (struct cairn__span){.count = (uint32_t)(count - i < CAIRN__CUDA_LIST ? count - i : CAIRN__CUDA_LIST)};
+        for (uint32_t t = 0; t < list->span.count; t++) list->items[t] = items[i + t];
+        error = cairn__launch_seconds(cairn__cuda_enter(d)->stream, list);
+    }
+    return error;
+}
+
 static void update(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
                    const struct cairn__optim_state *state) {
     if (cairn__cuda_refused(d, "update", cairn__check_update(rule, rates, state)) ||
-        cairn__cuda_refused(d, "update", cairn__check_optim(items, count, grad, mode, cairn__rule_states(rule))))
+        cairn__cuda_refused(d, "update", cairn__check_by_rule(rule, items, count, grad, mode)))
         return;
     if (rule->kind == CAIRN__OPTIM_CUSTOM) {
         update_flat(d, items, count, grad, mode, rule, rates, state);
         return;
     }
-    struct cairn__plan plan = plan_optim(items, count);
     struct cairn__optim_list list = {.rule = *rule, .rates = rates, .state = state};
-    struct cairn__part part;
-    int error = 0;
-    while (!error && cairn__plan_next(&plan, &part)) {
-        list.span = part.span;
-        for (uint32_t t = 0; t < part.span.count; t++) list.items[t] = items[part.index[t]];
-        error = cairn__launch_update(cairn__cuda_enter(d)->stream, &list, grad, mode);
-    }
+    int error = rule->kind == CAIRN__OPTIM_NOVOGRAD ? launch_seconds(d, &list, items, count) : 0;
+    if (!error) error = launch_optim(d, cairn__launch_update, &list, items, count, grad, mode);
     cairn__cuda_queued(d, "update", error);
 }
 
@@ -471,6 +567,7 @@ const struct cairn__passes cairn__cuda_passes = {
     .clamp = clamp,
     .census = census,
     .count_exponents = count_exponents,
+    .measure = measure,
     .update = update,
     .count_up = count_up,
     .step_end = step_end,

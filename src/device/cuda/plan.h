@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 enum {
-    CAIRN__CUDA_LIST = 52, /* tensors in one launch: as many as fit 4 KB of arguments in an optimizer's list */
+    CAIRN__CUDA_LIST = 47, /* tensors in one launch: as many as fit 4 KB of arguments in an optimizer's list */
     CAIRN__CUDA_MAX_BLOCKS = 0x7fffffff, /* in one launch: a limit of CUDA */
 };
 
