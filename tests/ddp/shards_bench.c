@@ -1,9 +1,10 @@
 /* What sharing the update costs and saves (ddp_options.shard_optimizer): a backward that writes gradients of zero,
  * their reduction, and the step, with and without it in turn; and the bytes of masters and moments a rank has.
  *
- * usage: cairn-run --nproc-per-node 2 shards-bench [MILLIONS of parameters [TURNS]] */
+ * usage: cairn-run --nproc_per_node 2 shards-bench [MILLIONS of parameters [TURNS [OPTIMIZER]]] */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cairn/cairn.h"
 #include "core/trace.h"
@@ -31,7 +32,7 @@ struct training {
 };
 
 enum kind { SGD, MOMENTUM, ADAM, LION, NUM_KINDS };
-static const char *const kind_names[] = {"SGD", "SGD with momentum", "Adam", "Lion"};
+static const char *const kind_names[] = {"SGD", "momentum", "Adam", "Lion"};
 
 static cairn_status make_optimizer(enum kind kind, cairn_param_set *set, cairn_optimizer **out) {
     struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
@@ -93,7 +94,7 @@ static void compare(cairn_env *env, enum kind kind, amp_opt_level level, int cou
     for (int k = 0; k < 2; k++) qsort(t[k].ms, (size_t)turns, sizeof(double), by_value);
     const double middle[2] = {t[0].ms[turns / 2], t[1].ms[turns / 2]}, least[2] = {t[0].ms[0], t[1].ms[0]};
     if (cairn_env_rank(env) == 0)
-        printf("O%d %-17s  step %7.1f ms, shared %7.1f ms: %.2f times; least %7.1f, %7.1f: %.2f; state %.1f, %.1f MB\n",
+        printf("O%d %-8s  step %7.1f ms, shared %7.1f ms: %.2f times; least %7.1f, %7.1f: %.2f; state %.1f, %.1f MB\n",
                (int)level - (int)AMP_O0, kind_names[kind], middle[0], middle[1], middle[1] / middle[0], least[0],
                least[1], least[1] / least[0], mb[0], mb[1]);
     fflush(stdout);
@@ -105,7 +106,7 @@ int main(int argc, char **argv) {
     const int turns = argc > 2 ? atoi(argv[2]) : 11;
     cairn_env *env = NULL;
     if (count < 1 || count > MOST_LAYERS || turns < 1 || turns > MOST_TURNS) {
-        fprintf(stderr, "usage: shards-bench [MILLIONS of parameters [TURNS]]\n");
+        fprintf(stderr, "usage: shards-bench [MILLIONS of parameters [TURNS [SGD|momentum|Adam|Lion]]]\n");
         return 1;
     }
     must(cairn_env_create(&argc, &argv, NULL, &env));
@@ -114,6 +115,7 @@ int main(int argc, char **argv) {
                WIDTH, count * (WIDTH * (double)WIDTH + WIDTH) / 1e6, cairn_env_size(env),
                cairn_group_backend(cairn_env_group(env)), turns);
     for (int kind = 0; kind < NUM_KINDS; kind++) {
+        if (argc > 3 && strcmp(argv[3], kind_names[kind]) != 0) continue;
         compare(env, (enum kind)kind, AMP_O2, count, turns);
         compare(env, (enum kind)kind, AMP_O0, count, turns);
     }
