@@ -98,7 +98,7 @@ struct cairn_custom_options {
  * a group for each rule, whose options are cairn_group_rule.custom. As cairn_sgd_create, cairn_sgd_create_over,
  * cairn_sgd_add_group and cairn_sgd_create_grouped.
  *
- * Cost       On the CPU pieces have 2048 elements: gradient, and half weights without a master, are brought to f32 in
+ * Cost       On the CPU pieces have 256 elements: gradient, and half weights without a master, are brought to f32 in
  *            memory that stays in the first cache. On a GPU they have 4 M elements, the gradient is brought to f32 by a
  *            pass of its own, half weights are read and written by further ones, and scratch is 16 MB (32 MB for half
  *            weights without a master).

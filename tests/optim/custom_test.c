@@ -334,7 +334,7 @@ static void pieces_cover_every_element_once_and_say_which_they_are(void **state)
     OK(cairn_grads_ready(set, 0, 2));
     OK(cairn_step(o));
     assert_false(seen.is_wrong);
-    assert_int_equal(atomic_load(&seen.pieces), (LONG + 2047) / 2048 + 1);
+    assert_int_equal(atomic_load(&seen.pieces), (LONG + 255) / 256 + 1);
     for (int i = 0; i < LONG; i++) assert_int_equal(seen.times[i], 1);
     OK(cairn_set_num_threads(1));
     cairn_optimizer_destroy(&o);

@@ -175,8 +175,8 @@ static void update_rounding(struct rounding *r, const struct cairn__optim_item *
 /* ---- a rule over flat pieces ---- */
 
 enum {
-    FLAT = 2048,          /* elements of a piece, a multiple of 8: gradient and weights fit beside the states */
-    FLAT_GRAIN = 8 * FLAT /* of a thread */
+    FLAT = 256, /* elements of a piece, a multiple of 8: so short that the processor fetches the next one's meanwhile */
+    FLAT_GRAIN = 64 * FLAT /* of a thread */
 };
 
 struct flat_job {
