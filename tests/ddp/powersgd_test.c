@@ -680,6 +680,53 @@ static void averages_over_the_ranks_with_input_lose_nothing(void **state) {
     run_ranks(3, run_out, NULL);
 }
 
+/* ---- memory of the user's ---- */
+
+/* Gradients are copied into buckets and back; their averages are a module's. */
+static char *train_arrays(cairn_env *env, void *ctx) {
+    static const struct ddp_powersgd_options options = POWERSGD(.matrix_approximation_rank = 2);
+    static _Thread_local float weights[GIVEN][GIVEN_MOST];
+    struct training t;
+    struct given_values g, mine;
+    float want[GIVEN_MOST];
+    cairn_param params[GIVEN];
+    cairn_param_set *set = NULL;
+    ddp_context *net = NULL;
+    (void)ctx;
+    memset(params, 0, sizeof(params));
+    for (int k = 0; k < GIVEN; k++) {
+        const struct given_shape *s = &given_shapes[k];
+        params[k] = (cairn_param){.name = s->name, .data = weights[k], .grad = mine.of[k], .dtype = CAIRN_F32};
+        params[k].ndim = s->ndim;
+        memcpy(params[k].shape, s->shape, (size_t)s->ndim * sizeof(s->shape[0]));
+    }
+    EXPECT_OK(cairn_param_set_create(env, params, GIVEN, &set));
+    EXPECT_OK(ddp_create_params(set, cairn_env_group(env), NULL, &net));
+    EXPECT_OK(ddp_powersgd_register(net, &options));
+    PASS(begin_training(env, NULL, NULL, &options, &t));
+    for (int step = 0; step < 6; step++) {
+        given_gradients(3, cairn_env_rank(env), step, &g);
+        mine = g;
+        EXPECT_OK(ddp_grads_ready(net, 0, GIVEN));
+        EXPECT_OK(ddp_wait(net));
+        EXPECT_OK(run_backward(&t, &g));
+        for (int k = 0; k < GIVEN; k++) {
+            PASS(read_given(env, t.model, k, want));
+            EXPECT(memcmp(mine.of[k], want, given_n(k) * sizeof(float)) == 0);
+        }
+    }
+    end_training(&t);
+    ddp_destroy(&net);
+    cairn_param_set_destroy(&set);
+    return NULL;
+}
+
+static void gradients_in_the_users_memory_become_those_of_a_module(void **state) {
+    (void)state;
+    NOT_ON_A_GPU("the arrays are the host's");
+    run_ranks(2, train_arrays, NULL);
+}
+
 /* ---- getting it wrong ---- */
 
 static char *register_wrongly(cairn_env *env, void *ctx) {
@@ -824,6 +871,7 @@ int main(void) {
         cmocka_unit_test(a_state_without_it_begins_it_anew),
         cmocka_unit_test(parameters_that_no_rank_uses_keep_their_errors),
         cmocka_unit_test(averages_over_the_ranks_with_input_lose_nothing),
+        cmocka_unit_test(gradients_in_the_users_memory_become_those_of_a_module),
         cmocka_unit_test(wrong_options_end_in_a_sentence_on_every_rank),
         cmocka_unit_test(a_rank_with_another_hook_fails_on_all),
         cmocka_unit_test(a_rank_that_leaves_is_named_with_the_bucket),
