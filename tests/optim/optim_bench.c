@@ -84,6 +84,14 @@ static cairn_status create_own(cairn_param_set *set, cairn_optimizer **out) {
     return cairn_custom_optimizer_create(set, &kind, &h, out);
 }
 
+static cairn_status create_lamb(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_lamb_create(set, NULL, out);
+}
+
+static cairn_status create_novograd(cairn_param_set *set, cairn_optimizer **out) {
+    return cairn_novograd_create(set, NULL, out);
+}
+
 static const struct entry {
     const char *name;
     cairn_status (*create)(cairn_param_set *set, cairn_optimizer **out);
@@ -96,6 +104,8 @@ static const struct entry {
     {"AdamW with amsgrad", create_amsgrad, "torch.optim.AdamW(p, amsgrad=True, fused=True)"},
     {"Lion", create_lion, "-"},
     {"Adagrad", create_adagrad, "torch.optim.Adagrad(p, fused=True)"},
+    {"LAMB", create_lamb, "-"},
+    {"NovoGrad", create_novograd, "-"},
     {"own AdamW", create_own, "torch.optim.AdamW(p, fused=True)"},
 };
 enum { ENTRIES = sizeof(entries) / sizeof(entries[0]) };
@@ -187,24 +197,38 @@ static void print_weights(void) {
 
 /* ---- the loops ---- */
 
-/* What an update of the parameter reads and writes. */
-static int streams_of(int t, struct limit_stream *out) {
+static bool is_lamb(void) {
+    return training.optimizer->groups[0].rule.kind == CAIRN__OPTIM_LAMB;
+}
+
+/* What an update of the parameter reads and writes. LAMB's is two passes: the direction is written and then read, and
+ * the norm of all gradients comes before. */
+static int streams_of(int t, bool second, struct limit_stream *out) {
     const struct cairn__optim_item *item = &training.optimizer->arrays.items[t];
+    const struct cairn__optim_rule *rule = &training.optimizer->groups[0].rule;
     const size_t width = cairn_dtype_nbytes(training.params[t]->dtype);
+    void *const grad = (void *)(uintptr_t)cairn__grad_memory(training.params[t]->gradient);
     int count = 0;
-    out[count++] = (struct limit_stream){READ, width, (unsigned char *)(uintptr_t)item->grad};
-    out[count++] = (struct limit_stream){UPDATED, sizeof(float), item->weights};
-    if (item->half) out[count++] = (struct limit_stream){WRITTEN, width, item->half};
-    for (int s = 0; s < CAIRN__MAX_STATES && item->state[s]; s++)
-        out[count++] = (struct limit_stream){UPDATED, sizeof(float), (unsigned char *)item->state[s]};
+    out[count++] = second ? (struct limit_stream){READ, sizeof(float), (unsigned char *)item->state[2]}
+                          : (struct limit_stream){READ, width, grad};
+    out[count++] = (struct limit_stream){is_lamb() && !second ? READ : UPDATED, sizeof(float), item->weights};
+    if (item->half && (second || !is_lamb())) out[count++] = (struct limit_stream){WRITTEN, width, item->half};
+    for (int s = 0; !second && s < cairn__rule_states(rule); s++) {
+        if (cairn__rule_elements(rule, s, 0) == 0)
+            out[count++] = (struct limit_stream){UPDATED, sizeof(float), (unsigned char *)item->state[s]};
+    }
+    if (is_lamb() && !second)
+        out[count++] = (struct limit_stream){WRITTEN, sizeof(float), (unsigned char *)item->state[2]};
     return count;
 }
 
 static size_t bytes_a_parameter(void) {
     struct limit_stream streams[STREAMS];
-    const int count = streams_of(0, streams);
     size_t nbytes = 0;
-    for (int s = 0; s < count; s++) nbytes += streams[s].width * (streams[s].role == UPDATED ? 2 : 1);
+    for (int second = 0; second < (is_lamb() ? 2 : 1); second++) {
+        const int count = streams_of(0, second == 1, streams);
+        for (int s = 0; s < count; s++) nbytes += streams[s].width * (streams[s].role == UPDATED ? 2 : 1);
+    }
     return nbytes;
 }
 
@@ -218,8 +242,10 @@ static limit_fn best_limit(void) {
 
 static void pass_over_all(int nontemporal, size_t elements) {
     struct limit_stream streams[STREAMS];
-    for (int t = 0; t < training.tensors; t++)
-        best_limit()(streams, streams_of(t, streams), training.params[t]->n, nontemporal, elements);
+    for (int second = 0; second < (is_lamb() ? 2 : 1); second++) {
+        for (int t = 0; t < training.tensors; t++)
+            best_limit()(streams, streams_of(t, second == 1, streams), training.params[t]->n, nontemporal, elements);
+    }
 }
 
 /* ---- lines ---- */
