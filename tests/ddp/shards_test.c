@@ -9,7 +9,18 @@
 
 enum { IN = 21, HIDDEN = 19, OUT = 5, ROWS = 6, STEPS = 7, MAX_VALUES = 4 * (IN + OUT + 2) * (HIDDEN + 1) };
 
-enum kind { SGD, ADAM, LION, OWN, NUM_KINDS, LAMB = NUM_KINDS, NOVOGRAD, LARC, ALL_KINDS /* by norms */ };
+enum kind {
+    SGD,
+    ADAM,
+    LION,
+    OWN,
+    NUM_KINDS,
+    LAMB = NUM_KINDS,
+    NOVOGRAD,
+    LARC,
+    ALL_KINDS /* by norms */,
+    MUON = ALL_KINDS
+};
 
 static const struct level {
     amp_opt_level level; /* 0 = no amp */
@@ -70,6 +81,7 @@ static cairn_status make_optimizer(struct training *t) {
     sgd.lr = 0.05, sgd.momentum = 0.9, adam.lr = lion.lr = 0.01;
     if (t->s->kind == SGD) return cairn_sgd_create(t->set, &sgd, &t->optimizer);
     if (t->s->kind == ADAM) return cairn_adam_create(t->set, &adam, &t->optimizer);
+    if (t->s->kind == MUON) return cairn_muon_create(t->set, NULL, NULL, &t->optimizer);
     if (t->s->kind == OWN) return cairn_custom_optimizer_create(t->set, &own, NULL, &t->optimizer);
     if (t->s->kind == LAMB) return cairn_lamb_create(t->set, NULL, &t->optimizer);
     if (t->s->kind == NOVOGRAD) return cairn_novograd_create(t->set, NULL, &t->optimizer);
@@ -359,8 +371,11 @@ static char *expect_refusals(cairn_env *env, void *ctx) {
     const struct setup s = {.kind = ADAM, .level = {AMP_O2, CAIRN_F16, false}, .shards = true};
     struct training t;
     cairn_param masters[4];
+    cairn_averages *averages = NULL;
     (void)ctx;
     PASS(begin(&t, env, &s));
+    EXPECT_REFUSED(cairn_averages_create(cairn_param_set_stateful(t.set), NULL, &averages), CAIRN_ENOTSUP,
+                   "shard_optimizer");
     EXPECT_REFUSED(cairn_optimizer_masters(t.optimizer, masters, 4), CAIRN_ENOTSUP, "shard_optimizer");
     EXPECT(cairn_param_master(t.set, 0) == NULL);
     EXPECT_REFUSED(cairn_param_changed(t.set, 0, 1), CAIRN_ENOTSUP, "shard_optimizer");
@@ -375,9 +390,21 @@ static char *expect_refusals(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+static char *step_whole_matrices(cairn_env *env, void *ctx) {
+    const struct setup s = {.kind = MUON, .level = {AMP_O2, CAIRN_F16, false}, .shards = true};
+    struct training t;
+    (void)ctx;
+    PASS(begin(&t, env, &s));
+    PASS(backward(&t, 0));
+    EXPECT_REFUSED(cairn_step(t.optimizer), CAIRN_ENOTSUP, "Muon: ranks share the update of parameter");
+    end(&t);
+    return NULL;
+}
+
 static void what_does_not_fit_is_refused(void **state) {
     (void)state;
     run_ranks(2, expect_refusals, NULL);
+    run_ranks(2, step_whole_matrices, NULL);
 }
 
 static char *create_with_wire(cairn_env *env, void *ctx) {
