@@ -1,4 +1,4 @@
-/* The worker of `tools/cairn-bench optim`: takes steps of an optimizer, one pass over parameters of one type, and runs
+/* The worker of `tools/cairn-bench optim`: takes steps of an optimizer over parameters of one type, and runs
  * beside them loops that read and write the same arrays and compute nothing. It answers lines on stdin, each reply ends
  * with "end":
  *
@@ -25,6 +25,83 @@
 #include "param/param.h"
 
 enum { MOST_TENSORS = 1000, SHOWN = 1000, STREAMS = 3 + CAIRN__MAX_STATES };
+
+struct entry;
+
+/* Without a model. */
+static struct training {
+    cairn_env *env;
+    cairn_param_set *set;
+    cairn_optimizer *optimizer;
+    const struct entry *of;
+    struct cairn__param *params[MOST_TENSORS];
+    int tensors;
+    size_t n; /* of all tensors together */
+} training;
+
+/* ---- what a step reads and writes ---- */
+
+/* A pass's, of one parameter. */
+struct streams {
+    int count;
+    struct limit_stream of[STREAMS];
+};
+
+static void add(struct streams *s, enum role role, size_t width, const void *x) {
+    if (x) s->of[s->count++] = (struct limit_stream){role, width, (unsigned char *)(uintptr_t)x};
+}
+
+static void add_gradient(struct streams *s, int t) {
+    const struct cairn__param *p = training.params[t];
+    add(s, READ, cairn_dtype_nbytes(p->dtype), cairn__grad_memory(p->gradient));
+}
+
+static void add_weights(struct streams *s, int t) {
+    const struct cairn__optim_item *item = &training.optimizer->arrays.items[t];
+    add(s, UPDATED, sizeof(float), item->weights);
+    add(s, WRITTEN, cairn_dtype_nbytes(training.params[t]->dtype), item->half);
+}
+
+static void of_one_pass(int t, int pass, struct streams *s) {
+    const struct cairn__optim_item *item = &training.optimizer->arrays.items[t];
+    if (pass > 0) return;
+    add_gradient(s, t);
+    add_weights(s, t);
+    for (int i = 0; i < CAIRN__MAX_STATES; i++) add(s, UPDATED, sizeof(float), item->state[i]);
+}
+
+/* Moments and the direction, whose norm the update goes by; then the update. */
+static void of_lamb(int t, int pass, struct streams *s) {
+    const struct cairn__optim_item *item = &training.optimizer->arrays.items[t];
+    if (pass == 0) {
+        add_gradient(s, t);
+        add(s, READ, sizeof(float), item->weights);
+        for (int i = 0; i < 2; i++) add(s, UPDATED, sizeof(float), item->state[i]);
+        add(s, WRITTEN, sizeof(float), item->state[2]);
+    } else if (pass == 1) {
+        add(s, READ, sizeof(float), item->state[2]);
+        add_weights(s, t);
+    }
+}
+
+/* The norm of gradients; then the update, whose other state is one number. */
+static void of_novograd(int t, int pass, struct streams *s) {
+    if (pass > 1) return;
+    add_gradient(s, t);
+    if (pass == 0) return;
+    add_weights(s, t);
+    add(s, UPDATED, sizeof(float), training.optimizer->arrays.items[t].state[0]);
+}
+
+/* Norms of gradients and weights; then the update. */
+static void of_larc(int t, int pass, struct streams *s) {
+    if (pass > 0) {
+        of_one_pass(t, pass - 1, s);
+        return;
+    }
+    add_gradient(s, t);
+    add(s, READ, sizeof(float), training.optimizer->arrays.items[t].weights);
+}
 
 /* ---- optimizers ---- */
 
@@ -84,42 +161,45 @@ static cairn_status create_own(cairn_param_set *set, cairn_optimizer **out) {
     return cairn_custom_optimizer_create(set, &kind, &h, out);
 }
 
+/* Its two passes alone, without the read of the gradients that clips them. */
 static cairn_status create_lamb(cairn_param_set *set, cairn_optimizer **out) {
-    return cairn_lamb_create(set, NULL, out);
+    struct cairn_lamb_options h = CAIRN_LAMB_OPTIONS_INIT;
+    h.max_grad_norm = 0;
+    return cairn_lamb_create(set, &h, out);
 }
 
 static cairn_status create_novograd(cairn_param_set *set, cairn_optimizer **out) {
     return cairn_novograd_create(set, NULL, out);
 }
 
+static cairn_status create_larc(cairn_param_set *set, cairn_optimizer **out) {
+    const struct cairn_larc_options h = CAIRN_LARC_OPTIONS_INIT;
+    const cairn_status st = create_momentum(set, out);
+    return st == CAIRN_OK ? cairn_optimizer_set_larc(*out, &h) : st;
+}
+
 static const struct entry {
     const char *name;
     cairn_status (*create)(cairn_param_set *set, cairn_optimizer **out);
+    /* Of pass 0 and on of parameter t; none behind the last. */
+    void (*streams)(int t, int pass, struct streams *out);
     const char *torch; /* over the tensors p; "-": it has none */
 } entries[] = {
-    {"SGD", create_sgd, "torch.optim.SGD(p, lr=1e-3, fused=True)"},
-    {"SGD with momentum", create_momentum, "torch.optim.SGD(p, lr=1e-3, momentum=0.9, fused=True)"},
-    {"Adam", create_adam, "torch.optim.Adam(p, fused=True)"},
-    {"AdamW", create_adamw, "torch.optim.AdamW(p, fused=True)"},
-    {"AdamW with amsgrad", create_amsgrad, "torch.optim.AdamW(p, amsgrad=True, fused=True)"},
-    {"Lion", create_lion, "-"},
-    {"Adagrad", create_adagrad, "torch.optim.Adagrad(p, fused=True)"},
-    {"LAMB", create_lamb, "-"},
-    {"NovoGrad", create_novograd, "-"},
-    {"own AdamW", create_own, "torch.optim.AdamW(p, fused=True)"},
+    {"SGD", create_sgd, of_one_pass, "torch.optim.SGD(p, lr=1e-3, fused=True)"},
+    {"SGD with momentum", create_momentum, of_one_pass, "torch.optim.SGD(p, lr=1e-3, momentum=0.9, fused=True)"},
+    {"Adam", create_adam, of_one_pass, "torch.optim.Adam(p, fused=True)"},
+    {"AdamW", create_adamw, of_one_pass, "torch.optim.AdamW(p, fused=True)"},
+    {"AdamW with amsgrad", create_amsgrad, of_one_pass, "torch.optim.AdamW(p, amsgrad=True, fused=True)"},
+    {"Lion", create_lion, of_one_pass, "-"},
+    {"Adagrad", create_adagrad, of_one_pass, "torch.optim.Adagrad(p, fused=True)"},
+    {"LAMB", create_lamb, of_lamb, "-"},
+    {"NovoGrad", create_novograd, of_novograd, "-"},
+    {"LARC on momentum", create_larc, of_larc, "-"},
+    {"own AdamW", create_own, of_one_pass, "torch.optim.AdamW(p, fused=True)"},
 };
 enum { ENTRIES = sizeof(entries) / sizeof(entries[0]) };
 
-/* ---- a training without a model ---- */
-
-static struct training {
-    cairn_env *env;
-    cairn_param_set *set;
-    cairn_optimizer *optimizer;
-    struct cairn__param *params[MOST_TENSORS];
-    int tensors;
-    size_t n; /* of all tensors together */
-} training;
+/* ---- weights and gradients ---- */
 
 /* In [-0.5, 0.5). */
 static float value(uint32_t k, size_t i) {
@@ -197,37 +277,17 @@ static void print_weights(void) {
 
 /* ---- the loops ---- */
 
-static bool is_lamb(void) {
-    return training.optimizer->groups[0].rule.kind == CAIRN__OPTIM_LAMB;
-}
-
-/* What an update of the parameter reads and writes. LAMB's is two passes: the direction is written and then read, and
- * the norm of all gradients comes before. */
-static int streams_of(int t, bool second, struct limit_stream *out) {
-    const struct cairn__optim_item *item = &training.optimizer->arrays.items[t];
-    const struct cairn__optim_rule *rule = &training.optimizer->groups[0].rule;
-    const size_t width = cairn_dtype_nbytes(training.params[t]->dtype);
-    void *const grad = (void *)(uintptr_t)cairn__grad_memory(training.params[t]->gradient);
-    int count = 0;
-    out[count++] = second ? (struct limit_stream){READ, sizeof(float), (unsigned char *)item->state[2]}
-                          : (struct limit_stream){READ, width, grad};
-    out[count++] = (struct limit_stream){is_lamb() && !second ? READ : UPDATED, sizeof(float), item->weights};
-    if (item->half && (second || !is_lamb())) out[count++] = (struct limit_stream){WRITTEN, width, item->half};
-    for (int s = 0; !second && s < cairn__rule_states(rule); s++) {
-        if (cairn__rule_elements(rule, s, 0) == 0)
-            out[count++] = (struct limit_stream){UPDATED, sizeof(float), (unsigned char *)item->state[s]};
-    }
-    if (is_lamb() && !second)
-        out[count++] = (struct limit_stream){WRITTEN, sizeof(float), (unsigned char *)item->state[2]};
-    return count;
+static bool find_streams(int t, int pass, struct streams *out) {
+    out->count = 0;
+    training.of->streams(t, pass, out);
+    return out->count > 0;
 }
 
 static size_t bytes_a_parameter(void) {
-    struct limit_stream streams[STREAMS];
+    struct streams streams;
     size_t nbytes = 0;
-    for (int second = 0; second < (is_lamb() ? 2 : 1); second++) {
-        const int count = streams_of(0, second == 1, streams);
-        for (int s = 0; s < count; s++) nbytes += streams[s].width * (streams[s].role == UPDATED ? 2 : 1);
+    for (int pass = 0; find_streams(0, pass, &streams); pass++) {
+        for (int i = 0; i < streams.count; i++) nbytes += streams.of[i].width * (streams.of[i].role == UPDATED ? 2 : 1);
     }
     return nbytes;
 }
@@ -241,10 +301,10 @@ static limit_fn best_limit(void) {
 }
 
 static void pass_over_all(int nontemporal, size_t elements) {
-    struct limit_stream streams[STREAMS];
-    for (int second = 0; second < (is_lamb() ? 2 : 1); second++) {
-        for (int t = 0; t < training.tensors; t++)
-            best_limit()(streams, streams_of(t, second == 1, streams), training.params[t]->n, nontemporal, elements);
+    struct streams s;
+    for (int pass = 0; find_streams(0, pass, &s); pass++) {
+        for (int t = 0; t < training.tensors && find_streams(t, pass, &s); t++)
+            best_limit()(s.of, s.count, training.params[t]->n, nontemporal, elements);
     }
 }
 
@@ -289,6 +349,7 @@ static void start(char *options) {
     while (e < entries + ENTRIES && strcmp(e->name, name) != 0) e++;
     require(e < entries + ENTRIES, "there is no such optimizer");
     make_params(type_of(type));
+    training.of = e;
     done(e->create(training.set, &training.optimizer));
     for (int s = 0; s < steps; s++) (void)time_step();
     printf("bytes %zu\n", bytes_a_parameter());

@@ -1,11 +1,12 @@
-"""Times steps of optimizers beside a pass with the same reads and writes, and beside PyTorch's, in turn in one run, one
+"""Times steps of optimizers beside passes with the same reads and writes, and beside PyTorch's, in turn in one run, one
 thread each.
 
-A step is one pass over weights, gradients and states. "pass" is the fastest of six loops that read and write the same
-arrays and compute nothing: plain, streaming what is only written, streaming all, each by 64 and by 512 elements. With
-f16 and bf16 a step also reads half gradients, multiplies them by the inverse of a loss scale, and writes half weights
-beside f32 masters. PyTorch's optimizers (fused=True where they have that) know no masters: there they step f32 copies,
-and the half gradients are copied before and the half weights after it, as programs do by hand.
+A step is one pass over weights, gradients and states, or two where the update goes by norms. "pass" is the fastest of
+six loops that read and write the same arrays, in as many passes, and compute nothing: plain, streaming what is only
+written, streaming all, each by 64 and by 512 elements. With f16 and bf16 a step also reads half gradients, multiplies
+them by the inverse of a loss scale, and writes half weights beside f32 masters. PyTorch's optimizers (fused=True where
+they have that) know no masters: there they step f32 copies, and the half gradients are copied before and the half
+weights after it, as programs do by hand.
 
 A round runs a step, the loops and PyTorch's step; figures are medians over the rounds, in processor time, so that other
 programs on the machine disturb little, and ratios are medians of each round's. A line is printed if after three steps
