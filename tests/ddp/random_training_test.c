@@ -469,8 +469,9 @@ static cairn_status backward_by_hand(struct training *t, const struct micro *m, 
         char *at = (char *)&t->nets[0].gradients + (size_t)i * cairn_dtype_nbytes(dtype);
         if (used >> i / PART & 1) cairn__dtype(dtype)->from_f32(at, (float)scale * m->gradient[0][i]);
     }
-    cairn_status st = declare_used(t, used, d);
-    if (st == CAIRN_OK && is_now(t, DECLARES_TWICE)) st = declare_used(t, used | 1, d);
+    const unsigned again = is_now(t, DECLARES_TWICE) ? used | 1 : 0; /* also where this rank has no input */
+    cairn_status st = declare_used(t, used | again, d);
+    if (st == CAIRN_OK && again) st = declare_used(t, again, d);
     return st == CAIRN_OK && t->nets[0].of.net ? ddp_wait(t->nets[0].of.net) : st;
 }
 
