@@ -13,7 +13,8 @@
  *     CAIRN_CHECK(cairn_averages_restore(averages));  and its own weights again, to the bit
  *
  * Averages are f32, of masters where there are some, whatever amp has made of the model since. Frozen parameters have
- * averages too, so that a thaw changes nothing. ddp's ranks have equal weights, and so equal averages.
+ * averages too, so that a thaw changes nothing. Where ddp's ranks have equal weights their averages are equal; those of
+ * each rank's own weights (local_sgd.h) are the rank's own.
  * Threads: as the environment, one at a time. */
 #ifndef CAIRN_AVERAGES_H
 #define CAIRN_AVERAGES_H
@@ -49,14 +50,16 @@ struct cairn_averages_options {
 
 /* Averages of all parameters of model, which is cairn_module_stateful(module) or cairn_param_set_stateful(set) and
  * outlives them. They begin as the weights are; what is averaged first takes their place. Before or after
- * amp_initialize and ddp_create, once the model has all its parameters. options NULL = CAIRN_EMA_OPTIONS_INIT.
+ * amp_initialize and ddp_create, once the model has all its parameters. A model may have several, of which it has one
+ * applied at a time. options NULL = CAIRN_EMA_OPTIONS_INIT.
  *
  * Numerics   f32: the share is formed in f64 and rounded once, and an update is torch.lerp. It is lost where it is
  *            below half a unit in the last place of the average, so averages are within 2^-25 / (1 - decay) of exact
  *            ones, relative to the weights: 3e-5 at 0.999. They are much nearer where weights keep moving.
  * Cost       4 bytes a parameter; one pass over averages and weights an update.
  * Errors     CAIRN_EINVAL the model is NULL or of another kind, an option is out of range; CAIRN_ESTATE the module
- *            belongs to another; CAIRN_ENOMEM.
+ *            belongs to another, or has averages instead of its weights; CAIRN_ENOTSUP ranks share updates of half
+ *            weights (ddp_options.shard_optimizer), so that none has all masters; CAIRN_ENOMEM.
  * Source     torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn or get_swa_multi_avg_fn (PyTorch 2.x);
  *            Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018;
  *            Polyak and Juditsky, SIAM J. Control Optim. 30, 1992. */
@@ -70,19 +73,22 @@ CAIRN_API void cairn_averages_destroy(cairn_averages **averages);
  * those that start and every name. Where it runs it sees whether the step was skipped; nothing waits for it, and a
  * graph records it. With accumulation there is a call for each step, not for each backward. optimizer NULL: every call
  * is after a taken step (of updates of the user's own).
- * Errors: CAIRN_ESTATE the model has the averages (cairn_averages_restore comes first); CAIRN_EINVAL NULL, another
- * environment; CAIRN_ENOTSUP ranks share updates of half weights (ddp_options.shard_optimizer), so that none has all
- * masters; CAIRN_EDEVICE. */
+ * Steps are the optimizer's: where another one takes over, start and every go by its steps, and averages go on. A step
+ * was taken where their number differs from that of the call before.
+ * Errors: CAIRN_ESTATE the model has averages, these or others (cairn_averages_restore comes first); CAIRN_EINVAL NULL,
+ * another environment; CAIRN_ENOTSUP as create; CAIRN_EDEVICE. */
 CAIRN_API cairn_status cairn_averages_update(cairn_averages *averages, cairn_optimizer *optimizer);
 
 /* The model has the averages, half weights rounded from them, until restore gives it its own weights back, to the bit.
- * In between it is evaluated or saved (cairn_module_save), not trained.
+ * In between it is evaluated or saved (cairn_module_save), not trained: cairn_step, calls with other averages of the
+ * model, ddp_create, ddp_weights_average, and amp_initialize where it changes types or masters return CAIRN_ESTATE.
  *
  * Cost     three passes over f32 weights and averages; of half weights without a master as much memory again, from the
  *          first apply on.
- * Errors   CAIRN_ESTATE applied already, a graph is being recorded, within a backward or before the step of a scaled
- *          loss; CAIRN_ENOMEM, which changes nothing. restore: CAIRN_ESTATE not applied; or weights were changed in
- *          between, by a step, say, which is lost: the model's own are back all the same. */
+ * Errors   CAIRN_ESTATE the model has averages already, a graph is being recorded, within a backward or before the
+ *          step of a scaled loss; CAIRN_ENOTSUP as create; CAIRN_ENOMEM, which changes nothing. restore: CAIRN_ESTATE
+ *          the model does not have these; or weights were changed in between, by a load or the replay of a recorded
+ *          step: the model's own are back all the same, but the averages are lost and begin anew as these are. */
 CAIRN_API cairn_status cairn_averages_apply(cairn_averages *averages);
 CAIRN_API cairn_status cairn_averages_restore(cairn_averages *averages);
 

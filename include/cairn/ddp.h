@@ -112,8 +112,8 @@ struct ddp_options {
      * Weights and moments have the bits that they have without it. The weights of a module move into group memory.
      * Refused, with a sentence: communication hooks, ddp_reducer_create, another wire than the gradients' type,
      * freezing and thawing, steps of gradients that are unsynced, cairn_optimizer_masters, updates of the user's own,
-     * cairn_weights_load; cairn_weights_save writes half weights as they are. cairn_param_master returns NULL.
-     * ddp_destroy makes all whole again, where there is the memory for it. OFF */
+     * averages of half weights, cairn_weights_load; cairn_weights_save writes half weights as they are.
+     * cairn_param_master returns NULL. ddp_destroy makes all whole again, where there is the memory for it. OFF */
     cairn_switch shard_optimizer;
 };
 #define ddp_options(...) (&(struct ddp_options){.struct_size = sizeof(struct ddp_options), __VA_ARGS__})

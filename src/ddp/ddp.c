@@ -79,6 +79,7 @@ static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_reque
     REQUIRE(r->set, cairn__last_status(), "%s", cairn_last_error());
     REQUIRE(!r->set->frozen_by, CAIRN_ESTATE, "%s: the %s a ddp context already; ddp_destroy it first", r->call,
             r->model ? "model has" : "parameters have");
+    TRY(cairn__param_set_check_own_weights(r->call, r->set));
     struct cairn_device *reduced = cairn__group_device(r->group);
     REQUIRE(!reduced || reduced == r->set->env->device, CAIRN_EINVAL,
             "%s: the group belongs to another environment; use cairn_env_group of the %s", r->call,

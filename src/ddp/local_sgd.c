@@ -175,6 +175,7 @@ static cairn_status read_average(const struct ddp_context *d, int64_t step,
     REQUIRE(!d->shards, CAIRN_ESTATE,
             "ddp_weights_average: with ddp_options.shard_optimizer weights are equal on all ranks; leave it out");
     TRY(cairn__ddp_check_between("ddp_weights_average", d));
+    TRY(cairn__param_set_check_own_weights("ddp_weights_average", d->set));
     TRY(cairn__device_refuse_recording(d->set->env->device, "average weights between replays"));
     if (o.period == 0) o.period = 1;
     if (!o.group) o.group = d->channel;

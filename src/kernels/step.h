@@ -651,11 +651,11 @@ struct cairn__average {
     uint32_t unused;
 };
 
-/* After a step of an optimizer; s NULL: every call is after a step that was taken. */
+/* After a step of an optimizer, maybe another one than before; s NULL: every call is after a step that was taken. */
 CAIRN__HOST_DEVICE static inline void cairn__average_begin(struct cairn__average *a,
                                                            const struct cairn__optim_state *s) {
     const int64_t steps = s ? s->steps : a->seen + 1;
-    a->is_due = steps > a->seen && steps > a->start && (steps - a->start) % a->every == 0;
+    a->is_due = steps != a->seen && steps > a->start && (steps - a->start) % a->every == 0;
     a->seen = steps;
     if (!a->is_due) return;
     if (a->averaged == 0) {

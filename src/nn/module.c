@@ -120,8 +120,8 @@ static cairn_status check_open(const cairn_module *m, const char *call, const ch
             "%s '%s': the module is child '%s' of another; add to a module before it becomes a child", call, name,
             m->name);
     REQUIRE(m->params->users == 0 && !cairn__param_set_has_gradients(m->params), CAIRN_ESTATE,
-            "%s '%s': an optimizer, amp or ddp uses the module's parameters, or they have gradients; build the whole "
-            "module first",
+            "%s '%s': an optimizer, averages, amp or ddp use the module's parameters, or they have gradients; build "
+            "the whole module first",
             call, name);
     return CAIRN_OK;
 }

@@ -9,6 +9,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"
+#include "optim/report.h"
 #include "param/stateful.h"
 
 enum { SWAPPED = 1 << 20 }; /* elements that are exchanged at a time */
@@ -17,6 +18,9 @@ struct slot {
     float *average;
     void *backup; /* of weights that cannot be exchanged with their average, since they round it; made by apply */
     size_t n;
+    uint64_t version; /* the parameter's, when the averages were applied */
+    const struct cairn_optimizer *owner;
+    int64_t steps; /* that the owner had taken */
     /* As they are now: */
     void *weights;
     cairn_dtype type;
@@ -27,8 +31,7 @@ struct cairn_averages {
     struct cairn_env *env;
     cairn_stateful model;
     struct cairn_param_set *set;
-    bool uses_buffers, is_applied;
-    uint64_t versions; /* of all parameters together, when the averages were applied */
+    bool uses_buffers;
     struct slot *slots;
     size_t count;              /* of parameters */
     size_t buffers;            /* behind them */
@@ -39,6 +42,10 @@ struct cairn_averages {
 
 static struct cairn_device *device_of(const cairn_averages *a) {
     return a->env->device;
+}
+
+static bool is_applied(const cairn_averages *a) {
+    return a->set && a->set->averages == a;
 }
 
 /* ---- slots ---- */
@@ -116,6 +123,14 @@ out:
     return st;
 }
 
+static void begin_as_weights(const cairn_averages *a) {
+    struct cairn_device *d = device_of(a);
+    for (int t = 0; t < TYPES; t++) {
+        const size_t listed = list_slots(a, types[t]);
+        if (listed) d->passes->cast(d, a->items, listed, CAIRN_F32, types[t]);
+    }
+}
+
 static cairn_status make_slots(cairn_averages *a) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(a);
@@ -129,10 +144,7 @@ static cairn_status make_slots(cairn_averages *a) {
     for (struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
         if (s->n) TRY(cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, s->n * sizeof(float), (void **)&s->average));
     }
-    for (int t = 0; t < TYPES; t++) {
-        const size_t listed = list_slots(a, types[t]);
-        if (listed) d->passes->cast(d, a->items, listed, CAIRN_F32, types[t]);
-    }
+    begin_as_weights(a);
 out:
     cairn__entries_clear(&entries);
     return st;
@@ -158,6 +170,7 @@ cairn_status cairn_averages_create(cairn_stateful model, const struct cairn_aver
     buffers.env = a->env;
     TRY(model.ops->weights(model.object, &a->set, &buffers));
     a->set->users++;
+    TRY(cairn__param_set_check_own_weights("cairn_averages_create", a->set));
     TRY(make_slots(a));
     const struct cairn__average fresh = {.start = h.start,
                                          .every = h.every,
@@ -178,7 +191,8 @@ void cairn_averages_destroy(cairn_averages **averages) {
     if (!averages || !*averages) return;
     cairn_averages *a = *averages;
     struct cairn_device *d = device_of(a);
-    if (a->is_applied) (void)cairn_averages_restore(a);
+    if (is_applied(a)) (void)cairn_averages_restore(a);
+    if (is_applied(a)) a->set->averages = NULL; /* a graph is being recorded, say */
     for (size_t i = 0; a->slots && i < a->count + a->buffers; i++) {
         cairn__device_free(d, a->slots[i].average);
         cairn__device_free(d, a->slots[i].backup);
@@ -200,8 +214,7 @@ cairn_status cairn_averages_update(cairn_averages *averages, cairn_optimizer *op
     struct cairn_device *d = device_of(averages);
     REQUIRE(!optimizer || optimizer->env == averages->env, CAIRN_EINVAL,
             "cairn_averages_update: the optimizer belongs to another environment");
-    REQUIRE(!averages->is_applied, CAIRN_ESTATE,
-            "cairn_averages_update: the model has the averages; call cairn_averages_restore first");
+    TRY(cairn__param_set_check_own_weights("cairn_averages_update", averages->set));
     TRY(look_up("cairn_averages_update", averages));
     d->passes->average_begin(d, averages->state, optimizer ? optimizer->state : NULL);
     for (int t = 0; t < TYPES; t++) {
@@ -215,15 +228,35 @@ out:
 
 /* ---- the model has them ---- */
 
-static uint64_t versions_of(const cairn_averages *a) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < a->count; i++) sum += a->set->params[i]->version;
-    return sum;
+/* Replays of a recorded step change no version, but their optimizers' reports. */
+static cairn_status note_versions(const cairn_averages *a) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_synchronize(device_of(a)));
+    for (size_t i = 0; i < a->count; i++) {
+        const struct cairn__param *p = a->set->params[i];
+        struct slot *s = &a->slots[i];
+        s->version = p->version;
+        s->owner = p->owner;
+        s->steps = s->owner ? cairn__optimizer_last_report(s->owner).steps : 0;
+    }
+out:
+    return st;
+}
+
+static bool weights_changed(const cairn_averages *a) {
+    for (size_t i = 0; i < a->count; i++) {
+        const struct cairn__param *p = a->set->params[i];
+        const struct slot *s = &a->slots[i];
+        if (p->version != s->version) return true;
+        if (s->owner && p->owner == s->owner && cairn__optimizer_last_report(s->owner).steps != s->steps) return true;
+    }
+    return false;
 }
 
 static cairn_status check_between(const char *call, const cairn_averages *a) {
     cairn_status st = CAIRN_OK;
     REQUIRE(a, CAIRN_EINVAL, "%s: averages is NULL", call);
+    TRY(cairn__param_set_check_own_weights(call, a->set));
     TRY(cairn__device_refuse_recording(device_of(a), "averages change places with weights between replays"));
     TRY(cairn__env_check_between_steps(a->env));
 out:
@@ -267,11 +300,10 @@ cairn_status cairn_averages_apply(cairn_averages *averages) {
     cairn_status st = CAIRN_OK;
     cairn_averages *a = averages;
     TRY(check_between("cairn_averages_apply", a));
-    REQUIRE(!a->is_applied, CAIRN_ESTATE, "cairn_averages_apply: the model has the averages already");
     struct cairn_device *d = device_of(a);
     TRY(look_up("cairn_averages_apply", a));
     TRY(make_backups(a));
-    a->is_applied = true;
+    a->set->averages = a;
     for (const struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
         if (s->is_exact) {
             TRY(exchange(a, s));
@@ -281,8 +313,20 @@ cairn_status cairn_averages_apply(cairn_averages *averages) {
         }
     }
     round_weights(a);
-    a->versions = versions_of(a);
+    TRY(note_versions(a));
     TRY(cairn__device_check(d));
+out:
+    return st;
+}
+
+/* The next update takes the weights whole. */
+static cairn_status begin_anew(const cairn_averages *a) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__average now;
+    begin_as_weights(a);
+    TRY(cairn__device_download(device_of(a), &now, a->state, sizeof(now)));
+    now.averaged = 0;
+    device_of(a)->passes->store(device_of(a), a->state, &now, sizeof(now));
 out:
     return st;
 }
@@ -291,11 +335,12 @@ cairn_status cairn_averages_restore(cairn_averages *averages) {
     cairn_status st = CAIRN_OK;
     cairn_averages *a = averages;
     REQUIRE(a, CAIRN_EINVAL, "cairn_averages_restore: averages is NULL");
-    REQUIRE(a->is_applied, CAIRN_ESTATE, "cairn_averages_restore: the model has its own weights");
+    REQUIRE(is_applied(a), CAIRN_ESTATE, "cairn_averages_restore: the model does not have these averages");
     struct cairn_device *d = device_of(a);
     TRY(cairn__device_refuse_recording(d, "averages change places with weights between replays"));
     TRY(look_up("cairn_averages_restore", a));
-    const bool is_changed = versions_of(a) != a->versions;
+    TRY(cairn__device_synchronize(d));
+    const bool is_changed = weights_changed(a);
     for (const struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
         if (s->is_exact) {
             TRY(exchange(a, s));
@@ -304,11 +349,12 @@ cairn_status cairn_averages_restore(cairn_averages *averages) {
         }
     }
     round_weights(a);
-    a->is_applied = false;
+    a->set->averages = NULL;
+    if (is_changed) TRY(begin_anew(a));
     TRY(cairn__device_check(d));
     REQUIRE(!is_changed, CAIRN_ESTATE,
-            "cairn_averages_restore: weights were changed while the model had the averages, by a step or a load, which "
-            "is lost; the model has its own weights again");
+            "cairn_averages_restore: weights were changed while the model had the averages, by a load or a replayed "
+            "step; the model has its own weights again, and the averages, which are lost, begin anew as they are");
 out:
     return st;
 }
@@ -317,8 +363,6 @@ cairn_status cairn_averages_copy(cairn_averages *averages) {
     cairn_status st = CAIRN_OK;
     cairn_averages *a = averages;
     TRY(check_between("cairn_averages_copy", a));
-    REQUIRE(!a->is_applied, CAIRN_ESTATE,
-            "cairn_averages_copy: the model has the averages; call cairn_averages_restore first");
     struct cairn_device *d = device_of(a);
     TRY(look_up("cairn_averages_copy", a));
     for (const struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
@@ -340,7 +384,7 @@ int64_t cairn_averages_count(const cairn_averages *averages) {
 }
 
 const float *cairn_averages_param(const cairn_averages *averages, size_t i) {
-    return averages && i < averages->count && !averages->is_applied ? averages->slots[i].average : NULL;
+    return averages && i < averages->count && !is_applied(averages) ? averages->slots[i].average : NULL;
 }
 
 /* ---- state ---- */
@@ -374,8 +418,7 @@ static cairn_status list(void *object, struct cairn__entries *entries) {
     const enum cairn__entry_owner owner = cairn__params_entry_owner(a->set->params, a->count);
     cairn_status st = CAIRN_OK;
     struct cairn__average now;
-    REQUIRE(!a->is_applied, CAIRN_ESTATE,
-            "the model has the averages instead of its weights: call cairn_averages_restore first");
+    TRY(cairn__param_set_check_own_weights("averages", a->set));
     TRY(cairn__env_check_between_steps(a->env));
     TRY(cairn__device_download(device_of(a), &now, a->state, sizeof(now)));
     TRY(list_averages(a, entries));
@@ -388,8 +431,8 @@ out:
 static cairn_status check(const void *object, const struct cairn__entries *entries) {
     (void)object;
     const int64_t seen = cairn__entries_i64(entries, "seen"), averaged = cairn__entries_i64(entries, "averaged");
-    REQUIRE(averaged >= 0 && averaged <= seen && seen < (int64_t)1 << 60, CAIRN_EINVAL,
-            "averages: %lld weights were averaged in %lld steps, which cannot be", (long long)averaged,
+    REQUIRE(averaged >= 0 && seen >= 0 && averaged < (int64_t)1 << 60 && seen < (int64_t)1 << 60, CAIRN_EINVAL,
+            "averages: %lld weights were averaged until step %lld, which cannot be", (long long)averaged,
             (long long)seen);
     return CAIRN_OK;
 }

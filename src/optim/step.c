@@ -231,6 +231,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
                                     .reports = o->reports,
                                     .names = o->arrays.report_overflows,
                                     .table = o->table};
+    for (size_t i = 0; i < o->num_sets; i++) TRY(cairn__param_set_check_own_weights("cairn_step", o->sets[i]));
     TRY(cairn__params_check_settled("cairn_step", o->arrays.params, o->count));
     REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
             "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");

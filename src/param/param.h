@@ -168,7 +168,8 @@ struct cairn_param_set {
     const char *frozen_by; /* "ddp_create": types and masters may no longer change; NULL = they may */
     const void *amp;       /* the context that has prepared it; NULL = none */
     _Alignas(int32_t) char precision
-        [256]; /* what amp made of the set, in words: equal on every rank, or ddp_create says so */
+        [256];            /* what amp made of the set, in words: equal on every rank, or ddp_create says so */
+    const void *averages; /* which the parameters have instead of their own weights; NULL = none */
 };
 
 /* The set that was made last; the others follow by `next`. NULL = none is alive. */
@@ -426,6 +427,9 @@ cairn_status cairn__param_arrays_use(struct cairn__param *p, const struct cairn_
 /* Of calls that need all of a parameter's f32 values. Errors: CAIRN_ENOTSUP it is sharded. */
 cairn_status cairn__param_check_whole(const char *call, const struct cairn__param *p);
 cairn_status cairn__params_check_whole(const char *call, struct cairn__param *const *params, size_t count);
+
+/* Of calls that change weights or what they are. Errors: CAIRN_ESTATE the set has averages instead. */
+cairn_status cairn__param_set_check_own_weights(const char *call, const struct cairn_param_set *set);
 
 /* The weights stand in other memory from now on, the set's (owned) or another owner's. Results that show them are to
  * be recycled (env->begin_step). Errors: the device's. */

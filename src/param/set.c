@@ -86,8 +86,8 @@ out:
 bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call) {
     if (set->users == 0) return false;
     cairn__log(CAIRN_LOG_ERROR,
-               "%s: %d optimizers, amp or ddp contexts use these parameters, which are kept; destroy ddp, amp and "
-               "optimizer first",
+               "%s: %d optimizers, averages, amp or ddp contexts use these parameters, which are kept; destroy them "
+               "first",
                call, set->users);
     return true;
 }
@@ -220,8 +220,8 @@ static cairn_status check_may_add(const cairn_param_set *set, const cairn_param 
     REQUIRE(set->is_users, CAIRN_EINVAL, "cairn_param_set_add '%s': the set is a module's; use cairn_module_add_param",
             what);
     REQUIRE(set->users == 0 && !cairn__param_set_has_gradients(set), CAIRN_ESTATE,
-            "cairn_param_set_add '%s': an optimizer, amp or ddp uses the set, or it has gradients; add all parameters "
-            "first",
+            "cairn_param_set_add '%s': an optimizer, averages, amp or ddp use the set, or it has gradients; add all "
+            "parameters first",
             what);
     size_t n = 0;
     cairn_status st = CAIRN_OK;
@@ -315,7 +315,8 @@ void cairn__param_set_drop_last(struct cairn_param_set *set) {
 static cairn_status check_may_move(const struct cairn_param_set *set, const struct cairn_param_set *from,
                                    const char *prefix) {
     REQUIRE(set->users == 0 && from->users == 0, CAIRN_ESTATE,
-            "'%s': an optimizer, amp or ddp uses these parameters; build the whole model before making them", prefix);
+            "'%s': an optimizer, averages, amp or ddp use these parameters; build the whole model before making them",
+            prefix);
     for (size_t i = 0; i < from->count; i++) {
         const struct cairn__param *p = from->params[i];
         REQUIRE(!cairn__grad_exists(p->gradient) && !cairn__grad_is_unsynced(p->gradient), CAIRN_ESTATE,

@@ -39,6 +39,7 @@ static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, b
 
 static cairn_status make_halves(const struct cairn_param_set *set, cairn_dtype half, bool keep_norms, void **weights) {
     cairn_status st = CAIRN_OK;
+    TRY(cairn__param_set_check_own_weights("other types of parameters", set));
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         if (keep_norms && p->is_norm) continue;
@@ -91,6 +92,7 @@ static bool stays_f32(const struct cairn__param *p, cairn_dtype half, bool keep_
 static cairn_status make_masters(struct cairn_param_set *set, cairn_dtype half, bool masters, bool keep_norms,
                                  float **made) {
     cairn_status st = CAIRN_OK;
+    TRY(cairn__param_set_check_own_weights("other types of parameters", set));
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         REQUIRE(!p->set->frozen_by, CAIRN_ESTATE,
@@ -200,6 +202,12 @@ cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__par
     p->version = SHARED | other->version;
     if (p->requires_grad == other->requires_grad) return CAIRN_OK;
     return cairn_param_require_grad(p->set, p->index, other->requires_grad);
+}
+
+cairn_status cairn__param_set_check_own_weights(const char *call, const struct cairn_param_set *set) {
+    REQUIRE(!set->averages, CAIRN_ESTATE,
+            "%s: the model has averages instead of its own weights; call cairn_averages_restore first", call);
+    return CAIRN_OK;
 }
 
 void cairn__param_set_weights_changed(struct cairn_param_set *set) {

@@ -211,9 +211,9 @@ static void modules_in_use_can_neither_grow_nor_be_adopted_nor_end(void **state)
     cairn_optimizer *sgd = NULL;
     assert_int_equal(cairn_sgd_create(cairn_module_params(m), NULL, &sgd), CAIRN_OK);
     assert_null(cairn_module_add_child(root, "m", m));
-    SAYS("an optimizer, amp or ddp uses these parameters");
+    SAYS("an optimizer, averages, amp or ddp use these parameters");
     assert_null(cairn_module_add_param(m, "more", CAIRN_SHAPE(2), 0));
-    SAYS("an optimizer, amp or ddp uses the module's parameters");
+    SAYS("an optimizer, averages, amp or ddp use the module's parameters");
     assert_null(cairn_module_add_child(m, "more", cairn_linear(env, 2, 2)));
     cairn_module_destroy(&m);
     assert_non_null(m);

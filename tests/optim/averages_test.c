@@ -16,6 +16,13 @@
 
 enum { N = 1003 };
 
+static char said[256];
+
+static void note(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie, (void)level;
+    snprintf(said, sizeof(said), "%s", message);
+}
+
 static float number(int t, int i) {
     return 2.0f * cairn__uniform(cairn__philox(99, (uint64_t)i, (uint64_t)t).word[0]) - 1.0f;
 }
@@ -165,7 +172,7 @@ static void the_model_gets_its_own_bits_back(void **state) {
         OK(cairn_averages_apply(f.averages));
         assert_null(cairn_averages_param(f.averages, 0));
         REFUSED(cairn_averages_update(f.averages, NULL), CAIRN_ESTATE, "cairn_averages_restore first");
-        REFUSED(cairn_averages_apply(f.averages), CAIRN_ESTATE, "has the averages already");
+        REFUSED(cairn_averages_apply(f.averages), CAIRN_ESTATE, "cairn_averages_restore first");
         read_bits(&f, data[1], master[1]);
         for (int i = 0; i < N; i++) {
             char want[sizeof(float)];
@@ -180,12 +187,90 @@ static void the_model_gets_its_own_bits_back(void **state) {
         assert_memory_equal(master[0], master[1], sizeof(master[0]));
         read_average(&f, again);
         assert_memory_equal(average, again, sizeof(average));
-        REFUSED(cairn_averages_restore(f.averages), CAIRN_ESTATE, "the model has its own weights");
+        REFUSED(cairn_averages_restore(f.averages), CAIRN_ESTATE, "the model does not have these averages");
         OK(cairn_averages_copy(f.averages));
         if (f.p->master) read_bits(&f, data[1], master[1]);
         if (f.p->master) assert_memory_equal(master[1], average, sizeof(average));
         end(&f);
     }
+}
+
+static void fill_weights(struct fixture *f, int t) {
+    static float w[N];
+    for (int i = 0; i < N; i++) w[i] = number(t, i);
+    write_weights(f, w);
+    OK(cairn_param_changed(f->set, 0, f->p->master != NULL));
+}
+
+/* Two averages of one model, whose shares differ. */
+static void averages_of_other_kinds_wait_for_the_own_weights(void **state) {
+    static float own[N], average[2][N], got[N], unused[N];
+    struct fixture f;
+    cairn_averages *of[2] = {NULL, NULL}, *third = NULL;
+    begin(&f, *state, (cairn_dtype)0, false);
+    OK(cairn_averages_create(cairn_param_set_stateful(f.set), NULL, &of[0]));
+    OK(cairn_averages_create(cairn_param_set_stateful(f.set), &(struct cairn_averages_options)CAIRN_SWA_OPTIONS_INIT,
+                             &of[1]));
+    for (int t = 0; t < 3; t++) {
+        fill_weights(&f, t);
+        for (int k = 0; k < 2; k++) OK(cairn_averages_update(of[k], NULL));
+    }
+    read_bits(&f, own, unused);
+    for (int k = 0; k < 2; k++) f.averages = of[k], read_average(&f, average[k]);
+    for (int k = 0; k < 2; k++) {
+        cairn_averages *const other = of[1 - k];
+        OK(cairn_averages_apply(of[k]));
+        REFUSED(cairn_averages_apply(other), CAIRN_ESTATE, "cairn_averages_restore first");
+        REFUSED(cairn_averages_update(other, NULL), CAIRN_ESTATE, "cairn_averages_restore first");
+        REFUSED(cairn_averages_copy(other), CAIRN_ESTATE, "cairn_averages_restore first");
+        REFUSED(cairn_averages_restore(other), CAIRN_ESTATE, "the model does not have these averages");
+        REFUSED(cairn_averages_create(cairn_param_set_stateful(f.set), NULL, &third), CAIRN_ESTATE,
+                "cairn_averages_restore first");
+        read_bits(&f, got, unused);
+        assert_memory_equal(got, average[k], sizeof(got));
+        OK(cairn_averages_restore(of[k]));
+        read_bits(&f, got, unused);
+        assert_memory_equal(got, own, sizeof(got));
+    }
+    for (int k = 0; k < 2; k++) {
+        f.averages = of[k], read_average(&f, got);
+        assert_memory_equal(got, average[k], sizeof(got));
+    }
+    OK(cairn_averages_apply(of[0]));
+    cairn_averages_destroy(&of[0]); /* restores */
+    OK(cairn_averages_apply(of[1]));
+    cairn_averages_destroy(&of[1]);
+    read_bits(&f, got, unused);
+    assert_memory_equal(got, own, sizeof(got));
+    f.averages = NULL;
+    end(&f);
+}
+
+/* As a load changes them. */
+static void averages_begin_anew_where_weights_were_changed_meanwhile(void **state) {
+    static float own[N], got[N], unused[N];
+    struct fixture f;
+    begin(&f, *state, (cairn_dtype)0, false);
+    OK(cairn_averages_create(cairn_param_set_stateful(f.set), NULL, &f.averages));
+    for (int t = 0; t < 3; t++) {
+        fill_weights(&f, t);
+        OK(cairn_averages_update(f.averages, NULL));
+    }
+    read_bits(&f, own, unused);
+    OK(cairn_averages_apply(f.averages));
+    fill_weights(&f, 77);
+    REFUSED(cairn_averages_restore(f.averages), CAIRN_ESTATE, "the averages, which are lost, begin anew");
+    read_bits(&f, got, unused);
+    assert_memory_equal(got, own, sizeof(got));
+    read_average(&f, got);
+    assert_memory_equal(got, own, sizeof(got));
+    assert_int_equal(cairn_averages_count(f.averages), 0);
+    fill_weights(&f, 78);
+    OK(cairn_averages_update(f.averages, NULL));
+    read_bits(&f, own, unused);
+    read_average(&f, got);
+    assert_memory_equal(got, own, sizeof(got)); /* whole, as the first one */
+    end(&f);
 }
 
 /* ---- beside an optimizer ---- */
@@ -267,7 +352,7 @@ static void averages_go_on_to_the_bit_from_a_saved_state(void **state) {
         for (int k = 1; k <= 5; k++) step(&t, k, false);
         OK(cairn_averages_apply(t.averages));
         struct cairn__entries refused = {.env = t.env};
-        REFUSED(t.of[3].ops->list(t.of[3].object, &refused), CAIRN_ESTATE, "the model has the averages instead");
+        REFUSED(t.of[3].ops->list(t.of[3].object, &refused), CAIRN_ESTATE, "the model has averages instead");
         cairn__entries_clear(&refused);
         OK(cairn_averages_restore(t.averages));
         CALM(keep_state(&kept, t.of, 4));
@@ -284,20 +369,160 @@ static void averages_go_on_to_the_bit_from_a_saved_state(void **state) {
     }
 }
 
-static void what_trains_the_averages_is_lost_and_said(void **state) {
+/* Memory of the user's, of which ddp and amp could make something else. */
+static void a_model_with_averages_is_not_prepared(void **state) {
+    static const cairn_dtype half = CAIRN_F16;
+    amp_context *amp = NULL;
+    ddp_context *ddp = NULL;
+    cairn_optimizer *optimizer = NULL;
+    cairn_averages *averages = NULL;
+    cairn_env *env = *state;
+    float own[5], got[5];
+    float *memory = NULL;
+    cairn_param_set *set = NULL;
+    for (int i = 0; i < 5; i++) own[i] = number(1, i);
+    OK(cairn__device_alloc(env->device, CAIRN__HOLDS_PARAMS, sizeof(own), (void **)&memory));
+    OK(cairn__device_upload(env->device, memory, own, sizeof(own)));
+    const cairn_param param = {.name = "w", .data = memory, .dtype = CAIRN_F32, .ndim = 1, .shape = {5}};
+    OK(cairn_param_set_create(env, &param, 1, &set));
+    OK(cairn_sgd_create(set, NULL, &optimizer));
+    OK(cairn_averages_create(cairn_param_set_stateful(set), NULL, &averages));
+    OK(cairn_averages_apply(averages));
+    REFUSED(amp_initialize_params(env, set, optimizer,
+                                  amp_options(.opt_level = AMP_O3, .half_type = half, .verbosity = -1), &amp),
+            CAIRN_ESTATE, "cairn_averages_restore first");
+    REFUSED(ddp_create_params(set, cairn_env_group(env), NULL, &ddp), CAIRN_ESTATE, "cairn_averages_restore first");
+    OK(cairn_averages_restore(averages));
+    OK(cairn__device_download(env->device, got, memory, sizeof(got)));
+    assert_memory_equal(own, got, sizeof(got));
+    cairn_averages_destroy(&averages);
+    cairn_optimizer_destroy(&optimizer);
+    cairn_param_set_destroy(&set);
+    cairn__device_free(env->device, memory);
+}
+
+static void backward(struct training *t) {
+    float x[5 * 3];
+    for (int i = 0; i < 15; i++) x[i] = number(50, i);
+    cairn_zero_grad(t->optimizer);
+    cairn_tensor *in = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(5, 3), x);
+    cairn_tensor *y = cairn_module_forward(t->net, in);
+    OK(amp_backward(t->amp, cairn_mean(cairn_mul(y, cairn_mul(y, y))), t->optimizer));
+    cairn_tensor_destroy(&in);
+}
+
+/* Gradients are there, and stay of no use. */
+static void steps_wait_for_the_own_weights(void **state) {
+    float before[12], after[12], own[12], got[12];
     struct training t;
-    struct kept_state before = {.count = 0}, after = {.count = 0};
     begin_training(&t, *state, AMP_O2);
-    step(&t, 4, false);
-    CALM(keep_state(&before, t.of, 1));
+    for (int k = 1; k <= 2; k++) step(&t, k, false);
+    struct cairn_device *d = t.env->device;
+    const struct cairn__param *w = cairn_module_params(t.net)->params[0];
+    OK(cairn__device_download(d, before, cairn_averages_param(t.averages, 0), sizeof(before)));
+    OK(cairn__device_download(d, own, w->master, sizeof(own)));
     OK(cairn_averages_apply(t.averages));
-    cairn_param_set_zero_grad(cairn_module_params(t.net));
-    OK(cairn_step(t.optimizer));
-    REFUSED(cairn_averages_restore(t.averages), CAIRN_ESTATE, "which is lost; the model has its own weights again");
-    CALM(keep_state(&after, t.of, 1));
-    CALM(same_states(&before, &after));
-    drop_state(&before), drop_state(&after);
+    backward(&t);
+    REFUSED(cairn_step(t.optimizer), CAIRN_ESTATE, "call cairn_averages_restore first");
+    OK(cairn__device_download(d, got, w->master, sizeof(got)));
+    assert_memory_equal(before, got, sizeof(got));
+    OK(cairn_averages_restore(t.averages));
+    OK(cairn__device_download(d, got, w->master, sizeof(got)));
+    assert_memory_equal(own, got, sizeof(got));
+    OK(cairn__device_download(d, after, cairn_averages_param(t.averages, 0), sizeof(after)));
+    assert_memory_equal(before, after, sizeof(before));
+    step(&t, 4, false);
+    assert_int_equal(cairn_averages_count(t.averages), 3);
     end_training(&t);
+}
+
+/* ---- recorded steps ---- */
+
+struct recorded {
+    cairn_module *net;
+    cairn_tensor *x;
+    cairn_optimizer *optimizer;
+};
+
+static const float input[5 * 3] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+static cairn_status recorded_step(void *user) {
+    struct recorded *r = user;
+    cairn_zero_grad(r->optimizer);
+    const cairn_status st = cairn_backward(cairn_mean(cairn_module_forward(r->net, r->x)));
+    return st == CAIRN_OK ? cairn_step(r->optimizer) : st;
+}
+
+/* Where replays call the step it is refused; a recorded one is found out. */
+static void replays_of_a_step_are_refused_or_found_out(void **state) {
+    cairn_env *env = *state;
+    struct recorded r = {.net = cairn_linear(env, 3, 4),
+                         .x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(5, 3), input)};
+    cairn_graph *graph = NULL;
+    cairn_averages *averages = NULL;
+    float own[12], got[12];
+    OK(cairn_sgd_create(cairn_module_params(r.net), NULL, &r.optimizer));
+    OK(cairn_averages_create(cairn_module_stateful(r.net), NULL, &averages));
+    OK(cairn_graph_capture(env, recorded_step, &r, &graph));
+    for (int k = 0; k < CAIRN_GRAPH_WARMUP + 2; k++) {
+        OK(cairn_graph_replay(graph));
+        OK(cairn_averages_update(averages, r.optimizer));
+    }
+    const struct cairn__param *w = cairn_module_params(r.net)->params[0];
+    OK(cairn__device_download(env->device, own, w->data, sizeof(own)));
+    OK(cairn_averages_apply(averages));
+    if (cairn_graph_replay(graph) == CAIRN_OK) {
+        REFUSED(cairn_averages_restore(averages), CAIRN_ESTATE, "by a load or a replayed step");
+        assert_int_equal(cairn_averages_count(averages), 0);
+    } else {
+        assert_non_null(strstr(cairn_last_error(), "call cairn_averages_restore first"));
+        OK(cairn_averages_restore(averages));
+    }
+    OK(cairn__device_download(env->device, got, w->data, sizeof(got)));
+    assert_memory_equal(own, got, sizeof(got));
+    cairn_graph_destroy(&graph);
+    cairn_averages_destroy(&averages);
+    cairn_optimizer_destroy(&r.optimizer);
+    cairn_tensor_destroy(&r.x);
+    cairn_module_destroy(&r.net);
+}
+
+/* It counts its steps from 0, so that more weights may have been averaged than it has taken steps. */
+static void a_second_optimizer_goes_on_and_its_state_loads(void **state) {
+    struct kept_state kept = {.count = 0};
+    cairn_env *env = *state;
+    cairn_averages *averages = NULL;
+    struct recorded r = {.net = cairn_linear(env, 3, 4),
+                         .x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(5, 3), input)};
+    OK(cairn_averages_create(cairn_module_stateful(r.net), NULL, &averages));
+    const cairn_stateful of = cairn_averages_stateful(averages);
+    for (int k = 0; k < 12; k++) {
+        if (k == 0 || k == 10) {
+            cairn_optimizer_destroy(&r.optimizer);
+            OK(cairn_sgd_create(cairn_module_params(r.net), NULL, &r.optimizer));
+        }
+        OK(recorded_step(&r));
+        OK(cairn_averages_update(averages, r.optimizer));
+        assert_int_equal(cairn_averages_count(averages), k + 1);
+    }
+    CALM(keep_state(&kept, &of, 1));
+    CALM(bring_back(&kept, &of, 1));
+    assert_int_equal(cairn_averages_count(averages), 12);
+    drop_state(&kept);
+    cairn_averages_destroy(&averages);
+    cairn_optimizer_destroy(&r.optimizer);
+    cairn_tensor_destroy(&r.x);
+    cairn_module_destroy(&r.net);
+}
+
+static void a_set_names_averages_among_those_that_use_it(void **state) {
+    struct fixture f;
+    begin(&f, *state, (cairn_dtype)0, false);
+    OK(cairn_averages_create(cairn_param_set_stateful(f.set), NULL, &f.averages));
+    cairn_param_set_destroy(&f.set);
+    assert_non_null(f.set);
+    assert_non_null(strstr(said, "averages"));
+    end(&f);
 }
 
 static void options_out_of_range_are_refused_by_name(void **state) {
@@ -317,12 +542,8 @@ static void options_out_of_range_are_refused_by_name(void **state) {
     end(&f);
 }
 
-static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
-}
-
 static int begin_all(void **state) {
-    cairn_set_log(be_quiet, NULL);
+    cairn_set_log(note, NULL);
     return make_env(state);
 }
 
@@ -332,9 +553,15 @@ int main(void) {
         cmocka_unit_test(half_weights_without_masters_are_averaged_in_f32),
         cmocka_unit_test(start_and_every_choose_the_steps),
         cmocka_unit_test(the_model_gets_its_own_bits_back),
+        cmocka_unit_test(averages_of_other_kinds_wait_for_the_own_weights),
+        cmocka_unit_test(averages_begin_anew_where_weights_were_changed_meanwhile),
         cmocka_unit_test(skipped_steps_are_not_averaged),
         cmocka_unit_test(averages_go_on_to_the_bit_from_a_saved_state),
-        cmocka_unit_test(what_trains_the_averages_is_lost_and_said),
+        cmocka_unit_test(a_model_with_averages_is_not_prepared),
+        cmocka_unit_test(steps_wait_for_the_own_weights),
+        cmocka_unit_test(replays_of_a_step_are_refused_or_found_out),
+        cmocka_unit_test(a_second_optimizer_goes_on_and_its_state_loads),
+        cmocka_unit_test(a_set_names_averages_among_those_that_use_it),
         cmocka_unit_test(options_out_of_range_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, begin_all, end_env);
