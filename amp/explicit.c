@@ -224,7 +224,7 @@ cairn_status amp_scaler_unscale(amp_scaler *scaler, cairn_optimizer *optimizer) 
     TRY(cairn__optimizer_unscale(optimizer));
     u->stage = UNSCALED;
 out:
-    return st;
+    return optimizer ? cairn__optimizer_end_sharers(optimizer, st) : st;
 }
 
 static cairn_status step(amp_scaler *s, cairn_optimizer *o) {
@@ -243,7 +243,7 @@ static cairn_status step(amp_scaler *s, cairn_optimizer *o) {
     u->guard->is_step_explicit = false;
     if (st == CAIRN_OK || st == CAIRN_ENUMERIC) u->stage = STEPPED;
 out:
-    return st;
+    return cairn__optimizer_end_sharers(o, st);
 }
 
 cairn_status amp_scaler_step(amp_scaler *scaler, cairn_optimizer *optimizer, int *stepped) {

@@ -74,6 +74,17 @@ out:
     return st;
 }
 
+/* Broadcasts and plans are of whole parameters. */
+static cairn_status check_whole(const struct ddp_context *d) {
+    for (size_t i = 0; i < d->set->count; i++)
+        REQUIRE(!d->set->params[i]->is_sharded, CAIRN_ESTATE,
+                "%s: parameter '%s' has a part of its f32 values alone since a context with "
+                "ddp_options.shard_optimizer ended with a dead group or without memory for the whole; make the model "
+                "anew and load a checkpoint",
+                d->call, d->set->params[i]->name);
+    return CAIRN_OK;
+}
+
 static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_request *r) {
     cairn_status st = CAIRN_OK;
     REQUIRE(r->set, cairn__last_status(), "%s", cairn_last_error());
@@ -100,6 +111,7 @@ static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_reque
                 "%s: ddp_options.allreduce_trigger_params names '%s', but %s", d->call, name,
                 has_param(d->set, name) ? "an ignored parameter cannot close a bucket" : "no parameter has that name");
     }
+    TRY(check_whole(d));
     TRY(make_slots(d));
     d->shards = o->shard_optimizer == CAIRN_ON && cairn_group_size(r->group) > 1;
     if (o->shard_optimizer == CAIRN_ON) TRY(cairn__ddp_shards_check(d));

@@ -47,11 +47,6 @@ cairn_status cairn__ddp_shards_check(const struct ddp_context *d) {
             "%s: with ddp_options.shard_optimizer the weights move, and a captured graph has recorded where they are; "
             "destroy the graph first",
             d->call);
-    for (size_t i = 0; i < d->num_shared; i++)
-        REQUIRE(!d->shared[i].param->is_sharded, CAIRN_ESTATE,
-                "%s: parameter '%s' has a part of its f32 values alone since a context with "
-                "ddp_options.shard_optimizer ended with a dead group; make the model anew and load a checkpoint",
-                d->call, d->shared[i].param->name);
     return CAIRN_OK;
 }
 
@@ -198,6 +193,21 @@ out:
 
 /* ---- before an update ---- */
 
+static cairn_status progress(void *ctx) {
+    const struct ddp_context *d = ctx;
+    return cairn__group_progress(d->channel);
+}
+
+static void failed(void *ctx, cairn_status status) {
+    const struct ddp_context *d = ctx;
+    (void)cairn__group_kill(d->channel, status);
+}
+
+static int env_rank(void *ctx, int rank) {
+    const struct ddp_context *d = ctx;
+    return cairn_group_env_rank(d->channel, rank);
+}
+
 static cairn_status share_sum_flags(void *ctx) {
     const struct ddp_context *d = ctx;
     const size_t n = d->set->flags_count;
@@ -206,6 +216,7 @@ static cairn_status share_sum_flags(void *ctx) {
     for (size_t s = 0; s < d->num_slots; s++) cairn__grad_touch_sum_flag(d->slots[s].param->gradient);
     TRY(cairn_allreduce(d->channel, d->set->flags + n, n, CAIRN_I32, CAIRN_MAX, NULL));
 out:
+    if (st != CAIRN_OK) failed(ctx, st); /* what the caller does next asks whether the group lives */
     return st;
 }
 
@@ -231,7 +242,14 @@ static cairn_status gather(void *ctx, void *all, const void *mine, size_t nbytes
 }
 
 const struct cairn__sharers *cairn__ddp_sharers(struct ddp_context *d) {
-    d->sharers = (struct cairn__sharers){d, cairn_group_size(d->channel), updated, share_sum_flags, gather};
+    d->sharers = (struct cairn__sharers){.ctx = d,
+                                         .size = cairn_group_size(d->channel),
+                                         .updated = updated,
+                                         .share_sum_flags = share_sum_flags,
+                                         .gather = gather,
+                                         .progress = progress,
+                                         .failed = failed,
+                                         .env_rank = env_rank};
     return d->shards ? &d->sharers : NULL;
 }
 
@@ -266,10 +284,36 @@ out:
     return st;
 }
 
+/* A rank that has destroyed an optimizer has fewer arrays to send than one that has not. */
+static cairn_status agree_on_arrays(const struct ddp_context *d) {
+    const size_t n = d->num_slots;
+    uint32_t *all = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_make_room(d->channel, "ddp_destroy", 2 * n * sizeof(all[0]), (void **)&all));
+    uint32_t *const mine = all + (size_t)ranks_of(d) * n;
+    for (size_t s = 0; s < n; s++) {
+        for (int i = 0; i < CAIRN__PARAM_ARRAYS; i++)
+            mine[s] |= (uint32_t)(cairn__param_array(d->slots[s].param, i) != NULL) << i;
+    }
+    TRY(cairn__group_exchange(d->channel, all, mine, n * sizeof(all[0])));
+    for (size_t k = n; k < (size_t)ranks_of(d) * n; k++) {
+        if (all[k] == all[k % n]) continue;
+        st = cairn__fail(CAIRN_EPEER,
+                         "of parameter '%s' ranks 0 and %zu do not have the same states: one of them has destroyed its "
+                         "optimizer before; do so on every rank or on none",
+                         d->slots[k % n].param->name, k / n);
+        break;
+    }
+out:
+    cairn__free(all);
+    return st;
+}
+
 /* One parameter after the other, so that no more memory is needed than for all of them. */
 static cairn_status make_whole(struct ddp_context *d) {
     struct cairn__param_arrays arrays = {{NULL}};
     cairn_status st = CAIRN_OK;
+    TRY(agree_on_arrays(d));
     for (size_t s = 0; s < d->num_slots; s++) {
         struct cairn__param *p = d->slots[s].param;
         st = cairn__param_arrays_make(p, p->n, &arrays);

@@ -169,6 +169,7 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     if (cairn__optimizer_sharers(o))
         TRY(cairn__device_refuse_recording(d, "ranks that share updates clip by the norm of all"));
     TRY(cairn__params_check_settled("cairn_clip_grad_norm", o->arrays.params, o->count));
+    TRY(cairn__optimizer_check_sharers(o, "cairn_clip_grad_norm"));
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
@@ -185,7 +186,7 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     if (norm) TRY(cairn__device_download(d, norm, &o->norms[o->count], sizeof(*norm)));
     if (norm) cairn__trace_scalar("optim", "grad_norm", (int64_t)o->last_read + 1, *norm);
 out:
-    return st;
+    return cairn__optimizer_end_sharers(o, st);
 }
 
 /* After the guard has looked: nothing is checked, and no gradient is marked as clipped. */

@@ -60,6 +60,14 @@ struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *op
 /* Those that share updates of its parameters; NULL = none. */
 const struct cairn__sharers *cairn__optimizer_sharers(const cairn_optimizer *optimizer);
 
+/* All its sets that ranks share are shared by the same ranks, of which those of cairn__optimizer_sharers speak for all;
+ * else CAIRN_ENOTSUP, on every rank that waits. */
+cairn_status cairn__optimizer_check_sharers(const cairn_optimizer *optimizer, const char *call);
+
+/* A call in which sharers wait for each other has returned status here: where it is this rank's alone (memory, the
+ * device, another group) their groups end with it. What all are refused alike ends nothing. Returns status. */
+cairn_status cairn__optimizer_end_sharers(const cairn_optimizer *optimizer, cairn_status status);
+
 struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer);
 
 /* [cairn_optimizer_num_params], until the next add_group. */

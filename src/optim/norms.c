@@ -47,6 +47,7 @@ cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t 
     float clip = 1;
     TRY(cairn__device_refuse_recording(d, "norms are not known yet; call cairn_grad_norms between replays"));
     TRY(cairn__params_check_settled("cairn_grad_norms", o->arrays.params, o->count));
+    TRY(cairn__optimizer_check_sharers(o, "cairn_grad_norms"));
     TRY(cairn__calloc(2 * o->count + 1, sizeof(all[0]), (void **)&all));
     listed = all + o->count;
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
@@ -65,5 +66,5 @@ cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t 
     if (total) *total = sqrt(squares);
 out:
     cairn__free(all);
-    return st;
+    return cairn__optimizer_end_sharers(o, st);
 }

@@ -385,6 +385,42 @@ const struct cairn__sharers *cairn__optimizer_sharers(const cairn_optimizer *o) 
     return NULL;
 }
 
+static void tell_sharers(const struct cairn_optimizer *o, cairn_status status) {
+    for (size_t i = 0; i < o->num_sets; i++) {
+        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[i]);
+        if (sharers) sharers->failed(sharers->ctx, status);
+    }
+}
+
+static bool are_same(const struct cairn__sharers *a, const struct cairn__sharers *b) {
+    bool same = a->size == b->size;
+    for (int r = 0; same && r < a->size; r++) same = a->env_rank(a->ctx, r) == b->env_rank(b->ctx, r);
+    return same;
+}
+
+cairn_status cairn__optimizer_check_sharers(const cairn_optimizer *o, const char *call) {
+    const struct cairn__sharers *first = cairn__optimizer_sharers(o);
+    for (size_t i = 0; i < o->num_sets; i++) {
+        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[i]);
+        if (!sharers || are_same(first, sharers)) continue;
+        const cairn_status st = cairn__fail(
+            CAIRN_ENOTSUP,
+            "%s: the optimizer has parameters whose updates are shared (ddp_options.shard_optimizer) by one group of "
+            "ranks, and others shared by another; make an optimizer for each of these models",
+            call);
+        tell_sharers(o, st); /* ranks of one of the groups may have an optimizer that steps */
+        return st;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn__optimizer_end_sharers(const cairn_optimizer *o, cairn_status status) {
+    const bool is_own = status == CAIRN_ENOMEM || status == CAIRN_ESYSTEM || status == CAIRN_EDEVICE ||
+                        status == CAIRN_EPEER || status == CAIRN_ETIMEOUT || status == CAIRN_EINTERNAL;
+    if (is_own) tell_sharers(o, status);
+    return status;
+}
+
 uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer) {
     return &optimizer->state->skip;
 }

@@ -52,7 +52,7 @@ static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set
     return (size_t)o->env->size;
 }
 
-/* Ranks that share updates have each looked at their shards. If this fails the group is dead, and no step follows. */
+/* Ranks that share updates have each looked at their shards. If this fails the group is dead: no step follows. */
 static void share_sum_flags(struct cairn_optimizer *o) {
     for (size_t s = 0; s < o->num_sets; s++) {
         const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[s]);

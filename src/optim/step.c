@@ -3,6 +3,7 @@
  * and the skip flag where the device keeps them; a last small pass counts the step, resets what holds for one step, and
  * leaves a report. */
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -188,13 +189,15 @@ out:
 
 /* A group that has died since has not shared what decides on the step. */
 static cairn_status check_sharers(const struct cairn_optimizer *o) {
-    cairn_status st = CAIRN_OK;
+    char cause[900];
     for (size_t i = 0; i < o->num_sets; i++) {
-        const struct cairn__grad_listener *l = o->sets[i]->listener;
-        if (l && l->sharers) TRY(l->progress(l->ctx));
+        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[i]);
+        const cairn_status st = sharers ? sharers->progress(sharers->ctx) : CAIRN_OK;
+        if (st == CAIRN_OK) continue;
+        snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+        return cairn__fail(st, "cairn_step: %s", cause);
     }
-out:
-    return st;
+    return CAIRN_OK;
 }
 
 static cairn_status gather_weights(const struct cairn_optimizer *o) {
@@ -236,6 +239,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
     REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
             "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
     TRY(check_shards(o));
+    TRY(cairn__optimizer_check_sharers(o, "cairn_step"));
     if (!o->guard.before) warn_unguarded(o);
     TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_prepare(o));
     TRY(check_sharers(o));
@@ -274,7 +278,7 @@ cairn_status cairn_step(cairn_optimizer *optimizer) {
     TRY(cairn__step_finish(optimizer, &end));
 out:
     if (begin_ns) cairn__trace("optim", "optimizer_step", (int64_t)optimizer->last_read, 0, begin_ns);
-    return st;
+    return cairn__optimizer_end_sharers(optimizer, st);
 }
 
 /* ---- forgetting ---- */

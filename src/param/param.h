@@ -56,10 +56,12 @@ struct cairn__param {
 };
 
 /* The ranks that share the updates of a set. After a reduction a rank has the average of its shards alone, and so its
- * flags, norms and counts are of these. Every function is collective. Errors: of the group. */
+ * flags, norms and counts are of these. Errors: of the group. */
 struct cairn__sharers {
     void *ctx;
     int size;
+
+    /* Collective: */
     /* This rank has updated its shards of these parameters, of this set and others: every rank gets the weights of all.
      * The device's, or returns when they are there. */
     cairn_status (*updated)(void *ctx, struct cairn__param *const *params, size_t count);
@@ -68,6 +70,13 @@ struct cairn__sharers {
     cairn_status (*share_sum_flags)(void *ctx);
     /* all [size * nbytes] gets every rank's mine, memory of the host; waits. */
     cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes);
+
+    /* By this rank alone: */
+    cairn_status (*progress)(void *ctx); /* why the group is dead; CAIRN_OK: it lives */
+    /* A call in which the others wait for this rank has failed here: with status, and the last error. They fail with
+     * it, in this call or the next. */
+    void (*failed)(void *ctx, cairn_status status);
+    int (*env_rank)(void *ctx, int rank); /* in the environment */
 };
 
 /* What a parameter set tells ddp about its backwards, but not of those whose gradients stay unsynced; and what it asks.
