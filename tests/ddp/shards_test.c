@@ -344,19 +344,70 @@ static void bits_are_those_without_shards_however_gradients_come(void **state) {
 
 /* ---- memory ---- */
 
-static char *expect_a_share(cairn_env *env, void *ctx) {
-    const struct setup s = {.kind = ADAM, .level = {AMP_O2, CAIRN_F16, false}, .shards = true};
-    struct training t;
-    size_t mine = 0, all = 0, most;
-    (void)ctx;
-    PASS(begin(&t, env, &s));
-    for (size_t i = 0; i < t.set->count; i++) {
-        mine += cairn__param_shard(t.set->params[i]).n;
-        all += t.set->params[i]->n;
+/* What this rank's device holds of weights, masters and states. */
+static _Thread_local struct {
+    const struct cairn__device_ops *ops; /* of the device, without counting */
+    struct {
+        const void *at;
+        size_t nbytes;
+    } blocks[256];
+    size_t nbytes;
+} held;
+
+static cairn_status alloc_counted(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out) {
+    const cairn_status st = held.ops->alloc(d, holder, nbytes, out);
+    if (st != CAIRN_OK || (holder != CAIRN__HOLDS_PARAMS && holder != CAIRN__HOLDS_OPTIM)) return st;
+    for (size_t i = 0; i < 256; i++) {
+        if (held.blocks[i].at) continue;
+        held.blocks[i].at = *out;
+        held.blocks[i].nbytes = nbytes;
+        held.nbytes += nbytes;
+        break;
     }
-    most = all / (size_t)cairn_env_size(env) + 32 * (t.set->count + 1);
-    EXPECT(mine <= most);
+    return st;
+}
+
+static void free_counted(struct cairn_device *d, void *memory) {
+    for (size_t i = 0; memory && i < 256; i++) {
+        if (held.blocks[i].at != memory) continue;
+        held.blocks[i].at = NULL;
+        held.nbytes -= held.blocks[i].nbytes;
+    }
+    held.ops->free(d, memory);
+}
+
+/* The bytes, and how many elements the rank updates. */
+static char *measure(cairn_env *env, bool shards, size_t *nbytes, size_t *mine, size_t *all) {
+    const struct setup s = {.kind = ADAM, .level = {AMP_O2, CAIRN_F16, false}, .shards = shards};
+    struct training t;
+    const size_t before = held.nbytes;
+    PASS(begin(&t, env, &s));
+    *nbytes = held.nbytes - before;
+    *mine = *all = 0;
+    for (size_t i = 0; i < t.set->count; i++) {
+        *mine += cairn__param_shard(t.set->params[i]).n;
+        *all += t.set->params[i]->n;
+    }
+    EXPECT(!shards || *mine <= *all / (size_t)cairn_env_size(env) + 32 * (t.set->count + 1));
     end(&t);
+    EXPECT(held.nbytes == before);
+    return NULL;
+}
+
+/* Master and two moments of what other ranks update. */
+static char *expect_a_share(cairn_env *env, void *ctx) {
+    size_t nbytes[2], mine, all;
+    (void)ctx;
+    struct cairn__device_ops counting = *env->device->ops;
+    memset(&held, 0, sizeof(held));
+    held.ops = env->device->ops;
+    counting.alloc = alloc_counted;
+    counting.free = free_counted;
+    env->device->ops = &counting;
+    PASS(measure(env, false, &nbytes[0], &mine, &all));
+    PASS(measure(env, true, &nbytes[1], &mine, &all));
+    env->device->ops = held.ops;
+    EXPECT(mine < all && nbytes[0] - nbytes[1] >= 12 * (all - mine));
     return NULL;
 }
 
