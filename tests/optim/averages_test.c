@@ -369,7 +369,7 @@ static void averages_go_on_to_the_bit_from_a_saved_state(void **state) {
     }
 }
 
-/* Memory of the user's, of which ddp and amp could make something else. */
+/* Memory of the user's, of which amp could make something else, and ddp other values. */
 static void a_model_with_averages_is_not_prepared(void **state) {
     static const cairn_dtype half = CAIRN_F16;
     amp_context *amp = NULL;
@@ -395,6 +395,12 @@ static void a_model_with_averages_is_not_prepared(void **state) {
     OK(cairn_averages_restore(averages));
     OK(cairn__device_download(env->device, got, memory, sizeof(got)));
     assert_memory_equal(own, got, sizeof(got));
+    OK(ddp_create_params(set, cairn_env_group(env), NULL, &ddp));
+    OK(cairn_averages_apply(averages));
+    REFUSED(ddp_weights_average(ddp, 0, NULL), CAIRN_ESTATE, "cairn_averages_restore first");
+    OK(cairn_averages_restore(averages));
+    OK(ddp_weights_average(ddp, 0, NULL));
+    ddp_destroy(&ddp);
     cairn_averages_destroy(&averages);
     cairn_optimizer_destroy(&optimizer);
     cairn_param_set_destroy(&set);
