@@ -109,7 +109,9 @@ struct ddp_options {
 
     /* ON: of p ranks each updates an equal part of the parameters, and has that part alone of masters and of the
      * optimizers' states. cairn_step gathers the weights, which is collective, and sends bytes of the weights' type.
-     * Weights and moments have the bits that they have without it. The weights of a module move into group memory.
+     * Weights and moments have the bits that they have without it. The weights of a module move into group memory;
+     * those in the user's memory travel in one more copy of all of them. Between a backward (ddp_wait) and the step a
+     * gradient's memory has the average in this rank's part alone.
      * Refused, with a sentence: communication hooks, ddp_reducer_create, another wire than the gradients' type,
      * freezing and thawing, steps of gradients that are unsynced, cairn_optimizer_masters, updates of the user's own,
      * averages of half weights, cairn_weights_load; cairn_weights_save writes half weights as they are.
@@ -131,9 +133,10 @@ struct ddp_options {
  *   out      ends before model and group
  *
  * Pointers to gradients change here and at the second ddp_forward that records, and never again. Gradients that the
- * model has already are forgotten.
+ * model has already are forgotten. With shard_optimizer cairn_param.data changes here and in ddp_destroy.
  * Collective. Every rank calls it, and every rank runs as many backwards.
- * Errors   CAIRN_EINVAL; CAIRN_ESTATE the model has a ddp context already; CAIRN_EPEER parameters or options differ
+ * Errors   CAIRN_EINVAL; CAIRN_ESTATE the model has a ddp context already, or parameters of which a context with
+ *          shard_optimizer has left this rank a part; CAIRN_EPEER parameters or options differ
  *          between ranks (every rank fails; the message names the parameter or option and both ranks' values), or a
  *          rank died; CAIRN_ETIMEOUT; CAIRN_ENOMEM.
  * Cost     no copy of the gradients beyond the buckets themselves; rank 0's small tensors come through 1 MiB of group
@@ -145,7 +148,9 @@ CAIRN_API cairn_status ddp_create(cairn_module *model, cairn_group *group, const
 /* Gives the gradients back to the model; gradients in the buckets are forgotten. Collective, as cairn_group_free is:
  * every rank calls it, and no rank waits once the group is dead. If the group dies during the call, the cause is logged
  * as an error; so where this rank took fewer steps than another, which waits for it in another group. Its graphs end
- * before it: where one is alive that has recorded its collectives, an error is logged and nothing happens. */
+ * before it: where one is alive that has recorded its collectives, an error is logged and nothing happens. With
+ * shard_optimizer, where a rank has no memory for the weights, an error is logged and the context is kept: *ddp stays
+ * set. Otherwise it is NULL. */
 CAIRN_API void ddp_destroy(ddp_context **ddp);
 
 /* cairn_module_forward of the model; ddp_forward_n that of several inputs. Broadcasts buffers and plans buckets anew
@@ -175,9 +180,10 @@ CAIRN_API cairn_status ddp_create_params(cairn_param_set *set, cairn_group *grou
  * call repeats its cause, and so does ddp_wait; a rank alone begins anew after that. */
 CAIRN_API cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count);
 
-/* Returns once the averages stand in the gradients' memory; under ddp_no_sync once they are kept elsewhere, so that the
- * memory may be written again, from 0. Every rank calls it once a backward; where several come before a step,
- * cairn_grads_taken after each keeps averages from being replaced by the next.
+/* Returns once the averages stand in the gradients' memory, with shard_optimizer those of this rank's part; under
+ * ddp_no_sync once they are kept elsewhere, so that the memory may be written again, from 0. Every rank calls it once a
+ * backward; where several come before a step, cairn_grads_taken after each keeps averages from being replaced by the
+ * next.
  * Errors: CAIRN_ESTATE a parameter was not declared (its name, and find_unused_parameters as the remedy; on the other
  * ranks CAIRN_EPEER with the same sentence); CAIRN_EPEER; CAIRN_ETIMEOUT; CAIRN_ENOMEM. Gradients are then incomplete,
  * and the next step refuses them. */

@@ -202,6 +202,7 @@ CAIRN_API CAIRN_DEPRECATED("cairn_optimizer_clear_grads") void cairn_clear_grads
  *   norm     the L2 norm of the unscaled gradients, f64 sums (see docs/benchmarks.md for its error); inf where one is
  *            infinite or NaN, and then nothing is changed. NULL = not wanted; else waits for the device
  *
+ * Collective where ranks share updates (ddp_options.shard_optimizer), as cairn_step is.
  * Errors: CAIRN_EINVAL max_norm is not above 0; CAIRN_ESTATE a graph is being recorded and norm is set; CAIRN_ENOMEM.
  * torch.nn.utils.clip_grad_norm_ (norm_type 2) */
 CAIRN_API cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm);
@@ -211,7 +212,8 @@ CAIRN_API cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double m
 CAIRN_API cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit);
 
 /* The L2 norms of the unscaled gradients, with clipping done: of each parameter, 0 where it has none, and of all.
- * Changes no gradient; infinite or NaN where a gradient is. Waits for the device.
+ * Changes no gradient; infinite or NaN where a gradient is. Waits for the device. Collective where ranks share updates
+ * (ddp_options.shard_optimizer).
  *
  *   norms    out [count = cairn_optimizer_num_params]; NULL = not wanted
  *   total    out; NULL = not wanted

@@ -99,7 +99,8 @@ CAIRN_API void cairn_param_set_zero_grad(cairn_param_set *set);
 CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
 
 /* Parameter i as it is now: under O2 dtype is the half type, data the half weights and grad the scaled half gradient
- * (of a set the user made, dtype stays what its memory is). The name is owned by the set. Errors: CAIRN_EINVAL;
+ * (of a set the user made, dtype stays what its memory is). With ddp_options.shard_optimizer grad holds the average in
+ * this rank's part alone. The name is owned by the set. Errors: CAIRN_EINVAL;
  * CAIRN_ENOMEM: of a set the user made, gradient memory is made here where there is none and the parameter is not
  * frozen. */
 CAIRN_API cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out);

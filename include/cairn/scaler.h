@@ -228,7 +228,8 @@ CAIRN_API cairn_tensor *amp_scaler_scale(amp_scaler *scaler, cairn_tensor *loss)
 
 /* Checks for overflow, and makes the optimizer's gradients unscaled f32 ones: cairn_optimizer_masters shows them, and
  * of f32 parameters cairn_param_set_get too. A read and write of the gradients, and for half ones f32 memory at the
- * first call; clipping by norm (cairn_clip_grad_norm) does not need it. Does not wait.
+ * first call; clipping by norm (cairn_clip_grad_norm) does not need it. Does not wait; but it is collective where ranks
+ * share updates (ddp_options.shard_optimizer), and then waits for them.
  * Errors: CAIRN_ESTATE "unscale has already been called on this optimizer since the last update", or it is called after
  * step; no loss was scaled yet, the last backward failed, or the optimizer belongs to another scaler or context;
  * CAIRN_EINVAL; CAIRN_ENOMEM. */
