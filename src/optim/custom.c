@@ -108,9 +108,9 @@ static cairn_status take_name(const char *what, const char *name, char to[NAME])
     return CAIRN_OK;
 }
 
-/* Names that the front saves beside, in groups and of parameters. */
+/* Names that the front saves beside: those of groups, and first parts of names, which the parameter's would follow. */
 static const char *const taken_of_groups[] = {"lr", "params", "used_lr", "used_momentum", "schedule_origin", NULL};
-static const char *const taken_of_params[] = {"missed", "waits", NULL};
+static const char *const taken_of_params[] = {"missed", "waits", "last", "skip", "plateau", "groups", NULL};
 
 static cairn_status check_free(const char *what, const char *name, const char *const *taken, char (*names)[NAME],
                                int count) {
@@ -236,7 +236,7 @@ out:
 cairn_status(cairn_custom_optimizer_create_grouped)(cairn_param_set *set, const struct cairn_custom_optimizer *kind,
                                                     const cairn_group_rule *rules, size_t count,
                                                     cairn_optimizer **out) {
-    return cairn_custom_optimizer_create_grouped_sized(sizeof(cairn_group_rule), set, kind, rules, count, out);
+    return cairn_custom_optimizer_create_grouped_sized(CAIRN__GROUP_RULE_0_9, set, kind, rules, count, out);
 }
 
 cairn_status cairn_custom_optimizer_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,

@@ -362,6 +362,11 @@ static void kinds_that_cannot_be_are_refused_by_name(void **state) {
     kind.name = "mine";
     kind.states[0] = "missed";
     REFUSED(cairn_custom_optimizer_create(set, &kind, NULL, &o), CAIRN_EINVAL, "'missed', is in use already");
+    for (int i = 0; i < 4; i++) {
+        static const char *const fronts[] = {"last", "skip", "plateau", "groups"};
+        kind.states[0] = fronts[i];
+        REFUSED(cairn_custom_optimizer_create(set, &kind, NULL, &o), CAIRN_EINVAL, "', is in use already");
+    }
     kind.states[0] = kind.states[1] = "m";
     REFUSED(cairn_custom_optimizer_create(set, &kind, NULL, &o), CAIRN_EINVAL, "a state, 'm', is in use already");
     kind.states[1] = NULL;
