@@ -1,5 +1,5 @@
 /* Muon, of the passes that the device has anyhow: SGD's update with momentum goes into scratch memory (a step whose
- * rate is -1 / eps, from 0); its norm clips it to length 1; products make it orthogonal; and SGD's update without
+ * rate is -1, from 0); its norm clips it to length 1; products make it orthogonal; and SGD's update without
  * momentum, for which it is the gradient, writes masters and half weights. Skipping, unscaling, clipping and rounding
  * are these passes'. */
 #include "cairn/muon.h"
@@ -40,18 +40,29 @@ static size_t padded(size_t nbytes) {
     return (nbytes + 63) / 64 * 64;
 }
 
-/* Of the largest matrices of the group, in elements and in rows or columns, which may be two. */
-static cairn_status take_scratch(struct cairn_optimizer *o, const struct cairn__param_group *group,
-                                 struct scratch *scratch) {
+/* Lays it out from `at` on, for the largest matrices of the group, in elements and in rows or columns, which may be
+ * two. Returns its size. */
+static size_t lay_out(const struct cairn_optimizer *o, const struct cairn__param_group *group, char *at,
+                      struct scratch *scratch) {
     size_t n = 0, m = 0;
-    cairn_status st = CAIRN_OK;
     for (size_t i = group->first; i < group->first + group->count; i++) {
         const struct matrix a = matrix_of(o->arrays.params[i]);
         if (a.rows * a.cols > n) n = a.rows * a.cols;
         if (a.m > m) m = a.m;
     }
     const size_t array = padded(n * sizeof(float)), square = padded(m * m * sizeof(float));
-    const size_t nbytes = padded(sizeof(struct scalars)) + 2 * array + 2 * square;
+    const size_t offset = padded(sizeof(struct scalars)), gram = offset + 2 * array;
+    if (at) {
+        *scratch = (struct scratch){(void *)at, (void *)(at + offset), (void *)(at + offset + array),
+                                    (void *)(at + gram), (void *)(at + gram + square)};
+    }
+    return gram + 2 * square;
+}
+
+static cairn_status prepare(struct cairn_optimizer *o, const struct cairn__param_group *group) {
+    cairn_status st = CAIRN_OK;
+    const size_t nbytes = lay_out(o, group, NULL, NULL);
+    TRY(cairn__params_check_whole("Muon", o->arrays.params + group->first, group->count));
     if (nbytes > o->scratch_nbytes) {
         void *grown = NULL;
         TRY(cairn__device_alloc(o->env->device, CAIRN__HOLDS_OPTIM, nbytes, &grown));
@@ -59,12 +70,6 @@ static cairn_status take_scratch(struct cairn_optimizer *o, const struct cairn__
         o->scratch = grown;
         o->scratch_nbytes = nbytes;
     }
-    char *at = o->scratch;
-    scratch->s = (void *)at;
-    scratch->x = (void *)(at += padded(sizeof(struct scalars)));
-    scratch->u = (void *)(at += array);
-    scratch->gram = (void *)(at += array);
-    scratch->square = (void *)(at + square);
 out:
     return st;
 }
@@ -75,8 +80,8 @@ static void store(struct cairn_device *d, float *dst, float value) {
 
 /* ---- a matrix ---- */
 
-/* x = the momentum, divided by its norm: u = (g + ...) / eps is clipped to a norm of 1, so that what is shorter than
- * eps stays short. */
+/* x = the momentum u / max(|u|, eps). The factor is that of u / eps clipped to a norm of 1, which u / eps itself, in
+ * f32, could exceed: clip = 1 / eps when clipping begins. */
 static cairn_status take_momentum(struct cairn_optimizer *o, const struct cairn__param_group *group, size_t i,
                                   const struct scratch *at) {
     struct cairn_device *d = o->env->device;
@@ -91,7 +96,7 @@ static cairn_status take_momentum(struct cairn_optimizer *o, const struct cairn_
     d->passes->update(d, &item, 1, grad, CAIRN__W_F32, &group->rule, &at->s->rates, o->state);
     d->passes->l2norm(d, &u, 1, CAIRN_F32, NULL, &at->s->norm, NULL, NULL);
     TRY(cairn__device_copy(d, &at->s->state, o->state, sizeof(*o->state)));
-    store(d, &at->s->state.clip, 1);
+    store(d, &at->s->state.clip, (float)(1 / group->muon.eps));
     d->passes->clip(d, &at->s->norm, 1, 1, &at->s->state, &at->s->total);
     d->passes->scale(d, &u, 1, CAIRN_F32, CAIRN_F32, &at->s->state.clip, NULL);
     store(d, &at->s->state.clip, 1);
@@ -158,9 +163,8 @@ static cairn_status update(struct cairn_optimizer *o, const struct cairn__param_
     struct cairn_device *d = o->env->device;
     struct scratch at;
     const struct cairn__rates *rates = &o->table.rates[group - o->groups];
-    const double up = -1.0 / group->muon.eps;
-    TRY(cairn__params_check_whole("Muon", o->arrays.params + group->first, group->count));
-    TRY(take_scratch(o, group, &at));
+    const double up = -1;
+    (void)lay_out(o, group, o->scratch, &at);
     d->passes->store(d, &at.s->rates.lr, &up, sizeof(up));
     TRY(cairn__device_copy(d, &at.s->rates.momentum, &rates->momentum, sizeof(rates->momentum)));
     store(d, &at.s->c, (float)group->muon.c);
@@ -247,6 +251,7 @@ static const struct cairn__optimizer_kind kind = {.name = "Muon",
                                                   .group_of = group_of,
                                                   .check = check_group,
                                                   .check_param = check_param,
+                                                  .prepare = prepare,
                                                   .update = update,
                                                   .other = &cairn__adamw_kind,
                                                   .saved_as = "muon",
@@ -260,7 +265,7 @@ cairn_status cairn_muon_create_grouped_sized(size_t rule_nbytes, cairn_param_set
 
 cairn_status(cairn_muon_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                         cairn_optimizer **out) {
-    return cairn_muon_create_grouped_sized(CAIRN__SIZE_THROUGH(cairn_group_rule, muon), set, rules, count, out);
+    return cairn_muon_create_grouped_sized(CAIRN__GROUP_RULE_0_9, set, rules, count, out);
 }
 
 cairn_status cairn_muon_create(cairn_param_set *set, const struct cairn_muon_options *options,

@@ -64,6 +64,9 @@ struct cairn__optimizer_kind {
 
     /* (optional: any may) Whether a parameter may be in a group. Errors: CAIRN_EINVAL. */
     cairn_status (*check_param)(const struct cairn__optimizer_kind *kind, const struct cairn__param *p);
+    /* (optional: nothing) Before anything of a step is changed: memory for `update`, and refusals that depend on how
+     * parameters are by now. Errors: CAIRN_ENOMEM; CAIRN_ENOTSUP. */
+    cairn_status (*prepare)(struct cairn_optimizer *o, const struct cairn__param_group *group);
     /* (optional: the device's fused update by `rule`) Queues the update of a group's parameters that have a gradient,
      * of items and keys. Errors: CAIRN_ENOMEM. */
     cairn_status (*update)(struct cairn_optimizer *o, const struct cairn__param_group *group);

@@ -3,6 +3,7 @@
  * and the skip flag where the device keeps them; a last small pass counts the step, resets what holds for one step, and
  * leaves a report. */
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -107,7 +108,7 @@ static void unite_squares(const struct cairn_optimizer *o, const struct cairn__o
         const struct cairn__squares *of = &all[r * o->count + i];
         out->weights += of->weights;
         if (!by_greatest) out->grad += of->grad;
-        else if (!(of->grad <= out->grad)) out->grad = of->grad; /* NaN too */
+        else if (!isnan(out->grad) && !(of->grad <= out->grad)) out->grad = of->grad; /* NaN stays */
     }
 }
 
@@ -187,6 +188,16 @@ out:
     return st;
 }
 
+/* All of them before any is updated: a step that fails here has changed no weight and no state. */
+static cairn_status prepare_groups(struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
+        if (g->kind->prepare) TRY(g->kind->prepare(o, g));
+    }
+out:
+    return st;
+}
+
 /* A group that has died since has not shared what decides on the step. */
 static cairn_status check_sharers(const struct cairn_optimizer *o) {
     char cause[900];
@@ -240,6 +251,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
             "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
     TRY(check_shards(o));
     TRY(cairn__optimizer_check_sharers(o, "cairn_step"));
+    TRY(prepare_groups(o));
     if (!o->guard.before) warn_unguarded(o);
     TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_prepare(o));
     TRY(check_sharers(o));

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "../failing_alloc.h"
 #include "../one_env.h"
 #include "../state_in_memory.h"
 #include "one_param.h"
@@ -121,7 +122,7 @@ static void write(struct cairn__param *p, int t, double *truth) {
     for (size_t i = 0; i < p->n; i++) {
         char *element = values + i * type->nbytes;
         type->from_f32(element, number(t, (int)i) * 128);
-        if (truth) truth[i] = (double)type->to_f32(element) / 128;
+        if (truth) truth[i] = (double)type->to_f32(element) * (double)p->set->scale->factor;
     }
     OK(cairn__device_upload(p->set->env->device, slot, values, p->n * type->nbytes));
     cairn__param_grad_ready(p);
@@ -146,14 +147,29 @@ static void read_weights(const struct run *r, float *w) {
     OK(cairn__device_download(r->set->env->device, w, cairn_param_master(r->set, 0), r->w->n * sizeof(float)));
 }
 
+/* Of a step, beside its greatest element. */
+static double off_in_step(struct run *r, const struct cairn_muon_options *h, int t) {
+    static float w[MOST];
+    double worst = 0, greatest = 0;
+    read_weights(r, w);
+    for (size_t i = 0; i < r->w->n; i++) r->m.w[i] = w[i];
+    step(r, t);
+    step_model(&r->m, h);
+    read_weights(r, w);
+    for (size_t i = 0; i < r->w->n; i++) {
+        worst = fmax(worst, (double)w[i] == (double)w[i] ? fabs((double)w[i] - r->m.w[i]) : INFINITY);
+        greatest = fmax(greatest, fabs(r->m.x[i]));
+    }
+    return worst / (h->lr * adjustment(&r->m, h) * greatest);
+}
+
 /* A step's own error: that of f32 products, which the iterations multiply by 485 at most (3.4445^5) where a singular
  * value is small. */
 static void a_step_follows_its_double_model(void **state) {
     static const cairn_dtype halves[] = {(cairn_dtype)0, CAIRN_F16, CAIRN_BF16};
-    static float w[MOST];
     double most = 0;
     for (int s = 0; s < SHAPES; s++) {
-        for (int variant = 0; variant < 6; variant++) {
+        for (int variant = 0; variant < 8; variant++) {
             struct cairn_muon_options h = CAIRN_MUON_OPTIONS_INIT;
             struct run *r = begin(*state, shapes[s].ndim, shapes[s].sizes, halves[variant % 3]);
             h.lr = 64; /* steps are large beside weights, whose roundings are then small beside steps */
@@ -162,19 +178,13 @@ static void a_step_follows_its_double_model(void **state) {
             h.nesterov = variant & 2 ? CAIRN_OFF : CAIRN_DEFAULT;
             h.maximize = variant == 5 ? CAIRN_ON : CAIRN_OFF;
             if (variant == 4) h.eps = 100; /* longer than the momentum */
+            if (variant >= 6) {
+                h.ns_coefficients[0] = 2, h.ns_coefficients[1] = -1.5, h.ns_coefficients[2] = 0.5;
+                h.ns_steps = variant == 6 ? 1 : 12;
+            }
             OK(cairn_muon_create(r->set, &h, NULL, &r->o));
             for (int t = 1; t <= MUON_STEPS; t++) {
-                read_weights(r, w);
-                for (size_t i = 0; i < r->w->n; i++) r->m.w[i] = w[i];
-                step(r, t);
-                step_model(&r->m, &h);
-                read_weights(r, w);
-                double worst = 0, greatest = 0;
-                for (size_t i = 0; i < r->w->n; i++) {
-                    worst = fmax(worst, fabs((double)w[i] - r->m.w[i]));
-                    greatest = fmax(greatest, fabs(r->m.x[i]));
-                }
-                const double off = worst / (h.lr * adjustment(&r->m, &h) * greatest);
+                const double off = off_in_step(r, &h, t);
                 if (!(off <= 1e-4)) fail_msg("shape %d, variant %d, step %d: off by %g", s, variant, t, off);
                 most = fmax(most, off);
             }
@@ -182,6 +192,26 @@ static void a_step_follows_its_double_model(void **state) {
         }
     }
     print_message("off by at most %.1e of the greatest element of a step\n", most);
+}
+
+static void gradients_may_be_as_large_or_small_as_f32(void **state) {
+    static const struct {
+        float factor; /* gradients are up to 128 times it */
+        double eps;
+    } cases[] = {{0x1p96f, 1e-7}, {0x1p-5f, 1e-38}, {0x1p-100f, 1e-38}, {0x1p110f, 1e-38}, {0x1p96f, 1e30}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct cairn__loss_scale scale = {128, cases[i].factor};
+        struct cairn_muon_options h = CAIRN_MUON_OPTIONS_INIT;
+        struct run *r = begin(*state, 2, shapes[0].sizes, (cairn_dtype)0);
+        r->set->scale = &scale;
+        h.lr = 64, h.eps = cases[i].eps;
+        OK(cairn_muon_create(r->set, &h, NULL, &r->o));
+        for (int t = 1; t <= MUON_STEPS; t++) {
+            const double off = off_in_step(r, &h, t);
+            if (!(off <= 1e-4)) fail_msg("factor %g, eps %g, step %d: off by %g", (double)scale.factor, h.eps, t, off);
+        }
+        end(r);
+    }
 }
 
 static cairn_status make_muon(cairn_param_set *set, cairn_optimizer **out) {
@@ -221,9 +251,9 @@ static void steps_match_those_of_any_scale_of_gradients(void **state) {
     for (int i = 0; i < 24 * 60; i++) assert_true(fabsf(w[0][i] - w[1][i]) <= 1e-6f);
 }
 
-static void overflow_keeps_every_bit_of_weights_and_states(void **state) {
+static void expect_skip(cairn_env *env, bool in_matrix) {
     static float w[24 * 60], momentum[24 * 60], bias[N];
-    struct run *r = begin(*state, 2, shapes[0].sizes, CAIRN_F16);
+    struct run *r = begin(env, 2, shapes[0].sizes, CAIRN_F16);
     OK(cairn_muon_create(r->set, NULL, NULL, &r->o));
     cairn__set_step_guard(r->o, &(struct cairn__step_guard){.ctx = r->o, .before = look_and_skip});
     step(r, 1);
@@ -233,13 +263,54 @@ static void overflow_keeps_every_bit_of_weights_and_states(void **state) {
     cairn_zero_grad(r->o);
     write(r->w, 2, r->m.g);
     write(r->bias, 2, NULL);
-    ((uint16_t *)cairn__grad_memory(r->bias->gradient))[7] = 0x7c00;
+    ((uint16_t *)cairn__grad_memory((in_matrix ? r->w : r->bias)->gradient))[7] = 0x7c00;
     OK(cairn_step(r->o));
     assert_int_equal(cairn_optimizer_step_skipped(r->o), 1);
     assert_memory_equal(w, r->w->master, sizeof(w));
     assert_memory_equal(momentum, r->o->arrays.moments[0].array[0], sizeof(momentum));
     assert_memory_equal(bias, r->bias->master, sizeof(bias));
     cairn__set_step_guard(r->o, NULL);
+    end(r);
+}
+
+static void overflow_keeps_every_bit_of_weights_and_states(void **state) {
+    expect_skip(*state, false);
+    expect_skip(*state, true);
+}
+
+static void step_that_runs_out_of_memory_changes_nothing(void **state) {
+    static float w[24 * 60], bias[N];
+    const struct cairn_adam_options adamw = CAIRN_ADAMW_OPTIONS_INIT;
+    const cairn_group_rule rules[] = {{.names = "bias", .adam = &adamw}, {.names = NULL}};
+    struct run *r = begin(*state, 2, shapes[0].sizes, (cairn_dtype)0);
+    cairn_status st = CAIRN_ENOMEM;
+    int failures = 0;
+    OK(cairn_muon_create_grouped(r->set, rules, 2, &r->o));
+    write(r->w, 1, NULL);
+    write(r->bias, 1, NULL);
+    memcpy(w, r->w->data, sizeof(w));
+    memcpy(bias, r->bias->data, sizeof(bias));
+    for (; st == CAIRN_ENOMEM; failures++) {
+        assert_memory_equal(w, r->w->data, sizeof(w));
+        assert_memory_equal(bias, r->bias->data, sizeof(bias));
+        fail_in = failures + 1;
+        st = cairn_step(r->o);
+        fail_in = 0;
+    }
+    OK(st);
+    assert_true(failures > 1);
+    assert_int_equal(cairn_optimizer_steps(r->o), 1);
+    assert_memory_not_equal(bias, r->bias->data, sizeof(bias));
+    end(r);
+}
+
+/* Whose rules lie as far apart as in this release's header. */
+static void function_without_a_size_reads_every_rule(void **state) {
+    const struct cairn_adam_options adamw = CAIRN_ADAMW_OPTIONS_INIT;
+    const cairn_group_rule rules[] = {{.names = "bias", .adam = &adamw}, {.names = "w"}};
+    struct run *r = begin(*state, 2, shapes[0].sizes, (cairn_dtype)0);
+    OK((cairn_muon_create_grouped)(r->set, rules, 2, &r->o));
+    assert_int_equal(cairn_optimizer_num_groups(r->o), 2);
     end(r);
 }
 
@@ -323,13 +394,17 @@ static int begin_all(void **state) {
 
 int main(void) {
     const struct CMUnitTest on_device[] = {cmocka_unit_test(a_step_follows_its_double_model),
+                                           cmocka_unit_test(gradients_may_be_as_large_or_small_as_f32),
                                            cmocka_unit_test(recorded_steps_have_the_bits_of_called_ones)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_follows_its_double_model),
+        cmocka_unit_test(gradients_may_be_as_large_or_small_as_f32),
         cmocka_unit_test(recorded_steps_have_the_bits_of_called_ones),
         cmocka_unit_test(other_parameters_have_adamws_bits),
         cmocka_unit_test(steps_match_those_of_any_scale_of_gradients),
         cmocka_unit_test(overflow_keeps_every_bit_of_weights_and_states),
+        cmocka_unit_test(step_that_runs_out_of_memory_changes_nothing),
+        cmocka_unit_test(function_without_a_size_reads_every_rule),
         cmocka_unit_test(training_goes_on_to_the_bit_from_a_saved_state),
         cmocka_unit_test(rules_and_later_groups_choose_muon_or_adamw),
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
