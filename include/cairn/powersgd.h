@@ -61,8 +61,11 @@ struct ddp_powersgd_options {
  *                    overflows leave errors and Q as they were. So do parameters that no rank used.
  * Several backwards  a step: each is compressed by itself, and where one overflows the errors know of the others.
  * Graphs             a backward cannot be recorded: the host waits for the device at its end.
- * Collective. Errors: as ddp_register_comm_hook; CAIRN_EINVAL an option, with its value; CAIRN_EPEER options differ
- * (every rank fails; option and both values); CAIRN_ENOTSUP the device has no products; CAIRN_ENOMEM.
+ * Devices            each rank expands the result itself, so that all need the same kernels: the same kind of GPU with
+ *                    the same libraries, or CPUs of the same instruction set (CAIRN_CPU lowers it) with the same
+ *                    library of products. Numbers of threads may differ.
+ * Collective. Errors: as ddp_register_comm_hook; CAIRN_EINVAL an option, with its value; CAIRN_EPEER options or kernels
+ * differ (every rank fails; with both values); CAIRN_ENOTSUP the device has no products; CAIRN_ENOMEM.
  * Cost: three products of n m r and four passes over the gradients a backward. The all-reduce of P overlaps with
  * backward, that of Q does not. */
 CAIRN_API cairn_status ddp_powersgd_register(ddp_context *ddp, const struct ddp_powersgd_options *options);

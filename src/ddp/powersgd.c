@@ -127,6 +127,32 @@ out:
     return st;
 }
 
+/* Every rank makes columns orthonormal and expands P Q^T itself, which other kernels round otherwise. The number of
+ * threads, which may end the device's text, changes no bit. */
+static cairn_status agree_on_kernels(const struct ddp_context *d) {
+    enum { NBYTES = 256 };
+    char mine[NBYTES] = {0}, *all = NULL;
+    cairn_status st = CAIRN_OK;
+    if (cairn_group_size(d->channel) == 1) return CAIRN_OK;
+    snprintf(mine, NBYTES, "%s: %s", device_of(d)->ops->name, cairn_device_describe(device_of(d)));
+    char *const last = strrchr(mine, ',');
+    if (last && strstr(last, " thread")) memset(last, 0, (size_t)(mine + NBYTES - last));
+    TRY(cairn__group_make_room(d->channel, CALL, NBYTES, (void **)&all));
+    TRY(cairn__group_exchange(d->channel, all, mine, NBYTES));
+    for (int r = 1; r < cairn_group_size(d->channel); r++) {
+        const char *other = all + (size_t)r * NBYTES;
+        if (strcmp(all, other) != 0)
+            TRY(cairn__fail(CAIRN_EPEER,
+                            CALL
+                            ": rank 0 computes by '%s' but rank %d by '%s', which round otherwise, so that weights "
+                            "would diverge; run ranks on equal devices and libraries, CPUs with the same CAIRN_CPU",
+                            all, r, other));
+    }
+out:
+    cairn__free(all);
+    return st;
+}
+
 /* ---- matrices ---- */
 
 static struct cairn__low_rank shape_of(const struct cairn__param *param, const struct ddp_powersgd_options *o) {
@@ -542,7 +568,7 @@ static void end(struct ddp_context *d) {
 }
 
 struct sizes {
-    size_t sent, qs, column, expanded;
+    size_t sent, qs, column, dots, expanded;
 };
 
 static size_t most(size_t a, size_t b) {
@@ -551,7 +577,7 @@ static size_t most(size_t a, size_t b) {
 
 static struct sizes find_shapes(struct ddp_context *d) {
     struct cairn__powersgd *p = d->powersgd;
-    struct sizes sizes = {1, 1, 1, 1};
+    struct sizes sizes = {1, 1, 1, 1, 1};
     for (size_t i = 0; i < d->num_shared; i++) {
         const struct cairn__param *param = d->shared[i].param;
         struct cairn__low_rank *shape = &p->matrices[param->index].shape;
@@ -560,6 +586,7 @@ static struct sizes find_shapes(struct ddp_context *d) {
         sizes.qs += q_size(shape);
         if (!shape->rank) continue;
         sizes.column = most(sizes.column, (size_t)(shape->rows > shape->cols ? shape->rows : shape->cols));
+        sizes.dots = most(sizes.dots, (size_t)shape->rank);
         sizes.expanded = most(sizes.expanded, param->n);
     }
     return sizes;
@@ -580,7 +607,7 @@ static cairn_status make_own(struct ddp_context *d, struct sizes *sizes) {
     cairn_status st = CAIRN_OK;
     *sizes = find_shapes(d);
     TRY(make_floats(d, sizes->column, &p->room.column));
-    TRY(make_floats(d, (size_t)p->options.matrix_approximation_rank, &p->room.dots));
+    TRY(make_floats(d, sizes->dots, &p->room.dots));
     TRY(cairn__device_alloc(device, CAIRN__HOLDS_STATE, 2 * sizeof(double), (void **)&p->room.norms));
     if (has_halves(d)) TRY(make_floats(d, sizes->expanded, &p->expanded));
     TRY(make_floats(d, 1, &p->minus_factor));
@@ -611,7 +638,7 @@ static const struct cairn__own_hook own_hook = {
     .settle = settle, .list = list, .check = check, .loaded = loaded, .end = end};
 
 cairn_status ddp_powersgd_register(ddp_context *ddp, const struct ddp_powersgd_options *options) {
-    struct sizes sizes = {0, 0, 0, 0};
+    struct sizes sizes = {0, 0, 0, 0, 0};
     cairn_status st = CAIRN_OK;
     REQUIRE(ddp, CAIRN_EINVAL, CALL ": ddp is NULL");
     struct cairn__powersgd *const before = ddp->powersgd;
@@ -625,6 +652,7 @@ cairn_status ddp_powersgd_register(ddp_context *ddp, const struct ddp_powersgd_o
     TRY(cairn__group_agree_on_status(ddp->channel, CALL, st));
     TRY(cairn__ddp_agree_on_hook(ddp, &hook));
     TRY(agree_on_options(ddp, &ddp->powersgd->options));
+    TRY(agree_on_kernels(ddp));
     TRY(cairn_group_alloc(ddp->channel, sizes.sent * sizeof(float), &ddp->powersgd->sent));
     TRY(cairn_group_alloc(ddp->channel, sizes.qs * sizeof(float), &ddp->powersgd->qs));
     TRY(cairn__ddp_use_hook(ddp, &hook));

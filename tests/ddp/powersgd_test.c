@@ -1,5 +1,16 @@
 /* PowerSGD beside a model of it in double, which computes all ranks and begins with Cairn's first Q. */
+#include <limits.h>
+#include <stdlib.h>
 #include <unistd.h>
+
+void *aligned_alloc(size_t align, size_t nbytes);
+static _Thread_local size_t allocated; /* by this thread, in front of the C library's, which cairn__alloc calls */
+
+void *aligned_alloc(size_t align, size_t nbytes) {
+    void *p = NULL;
+    allocated += nbytes;
+    return posix_memalign(&p, align, nbytes) == 0 ? p : NULL;
+}
 
 #include "../on_gpu.h"
 #include "../state_in_memory.h"
@@ -777,6 +788,70 @@ static void wrong_options_end_in_a_sentence_on_every_rank(void **state) {
     run_ranks(2, register_wrongly, NULL);
 }
 
+static const char *describe_as_older(const struct cairn_device *d) {
+    (void)d;
+    return "ref, products 1.0, 2 threads";
+}
+
+static const char *describe_as_wider(const struct cairn_device *d) {
+    (void)d;
+    return "ref, products 1.0, 8 threads";
+}
+
+static const char *describe_as_newer(const struct cairn_device *d) {
+    (void)d;
+    return "ref, products 2.0, 2 threads";
+}
+
+/* Rank 1's device says something else of itself. */
+static char *differ_in_kernels(cairn_env *env, void *ctx) {
+    const bool is_it = cairn_env_rank(env) == 1;
+    const struct cairn__device_ops *const ops = env->device->ops;
+    struct cairn__device_ops said = *ops;
+    struct training t;
+    (void)ctx;
+    PASS(begin_training(env, NULL, NULL, NULL, &t));
+    env->device->ops = &said;
+    said.describe = is_it ? describe_as_newer : describe_as_older;
+    EXPECT(ddp_powersgd_register(t.net, NULL) == CAIRN_EPEER);
+    EXPECT(strstr(cairn_last_error(), "ref, products 1.0' but rank 1 by '"));
+    EXPECT(strstr(cairn_last_error(), "ref, products 2.0', which round otherwise"));
+    said.describe = is_it ? describe_as_wider : describe_as_older;
+    EXPECT_OK(ddp_powersgd_register(t.net, NULL));
+    env->device->ops = ops;
+    end_training(&t);
+    return NULL;
+}
+
+static void a_rank_with_other_kernels_fails_on_all_and_one_with_more_threads_does_not(void **state) {
+    (void)state;
+    run_ranks(3, differ_in_kernels, NULL);
+}
+
+/* What this rank's thread allocates. */
+static char *register_with_a_rank(cairn_env *env, void *ctx) {
+    const int *ranks = ctx;
+    size_t nbytes[2];
+    for (int i = 0; i < 2; i++) {
+        struct training t;
+        PASS(begin_training(env, NULL, NULL, NULL, &t));
+        const size_t before = allocated;
+        EXPECT_OK(ddp_powersgd_register(t.net, ddp_powersgd_options(.matrix_approximation_rank = ranks[i],
+                                                                    .min_compression_rate = 0.1)));
+        nbytes[i] = allocated - before;
+        end_training(&t);
+    }
+    EXPECT(nbytes[0] == nbytes[1]);
+    return NULL;
+}
+
+static void a_rank_above_all_matrices_takes_no_more_memory_than_theirs(void **state) {
+    int ranks[2] = {24, INT_MAX};
+    (void)state;
+    NOT_ON_A_GPU("what is counted is the host's");
+    run_ranks(1, register_with_a_rank, ranks);
+}
+
 static char *differ_in_hooks(cairn_env *env, void *ctx) {
     struct training t;
     (void)ctx;
@@ -873,6 +948,8 @@ int main(void) {
         cmocka_unit_test(averages_over_the_ranks_with_input_lose_nothing),
         cmocka_unit_test(gradients_in_the_users_memory_become_those_of_a_module),
         cmocka_unit_test(wrong_options_end_in_a_sentence_on_every_rank),
+        cmocka_unit_test(a_rank_with_other_kernels_fails_on_all_and_one_with_more_threads_does_not),
+        cmocka_unit_test(a_rank_above_all_matrices_takes_no_more_memory_than_theirs),
         cmocka_unit_test(a_rank_with_another_hook_fails_on_all),
         cmocka_unit_test(a_rank_that_leaves_is_named_with_the_bucket),
         cmocka_unit_test(a_rank_that_gives_up_at_any_moment_fails_all_in_a_sentence),
