@@ -67,7 +67,9 @@ struct ddp_weights_average_options {
  *   step     counted by the caller, from 0; the same on every rank of the group
  *
  * Collective in the steps in which it averages. Errors: CAIRN_EINVAL; CAIRN_ESTATE within a backward, while a graph is
- * being recorded, or with shard_optimizer, where weights are equal anyway; CAIRN_ENOMEM, CAIRN_EPEER, CAIRN_ETIMEOUT.
+ * being recorded, or with shard_optimizer, where weights are equal anyway; CAIRN_ENOMEM, CAIRN_EPEER, CAIRN_ETIMEOUT,
+ * after which the group is dead on every rank, of which those that had memory fail with CAIRN_EPEER, and weights are
+ * undefined.
  * Cost: an all-reduce of each parameter. */
 CAIRN_API cairn_status ddp_weights_average(ddp_context *ddp, int64_t step,
                                            const struct ddp_weights_average_options *options);

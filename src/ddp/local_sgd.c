@@ -1,4 +1,6 @@
 /* Post-local SGD (cairn/local_sgd.h): the hook that ends global averages, and averages of weights. */
+#include <stdio.h>
+
 #include "cairn/local_sgd.h"
 #include "comm/group.h"
 #include "core/alloc.h"
@@ -199,6 +201,16 @@ out:
     return st;
 }
 
+/* Other ranks wait for what this one did not send; works that were posted still write weights. */
+static cairn_status end_average(const struct ddp_context *d, cairn_group *group, cairn_work **works,
+                                cairn_status status) {
+    char cause[1024];
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    if (cairn_group_size(group) > 1) (void)cairn__group_kill(group, status);
+    for (size_t s = 0; works && s < d->num_shared; s++) (void)cairn_work_wait(&works[s]);
+    return cairn__fail(status, "%s", cause);
+}
+
 cairn_status ddp_weights_average(ddp_context *ddp, int64_t step, const struct ddp_weights_average_options *options) {
     struct ddp_weights_average_options o = {.struct_size = sizeof(o)};
     cairn_work **works = NULL;
@@ -206,8 +218,9 @@ cairn_status ddp_weights_average(ddp_context *ddp, int64_t step, const struct dd
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_weights_average: ddp is NULL");
     TRY(read_average(ddp, step, options, &o));
     if (step < o.warmup_steps || (step - o.warmup_steps) % o.period != 0) return CAIRN_OK;
-    TRY(cairn__calloc(ddp->num_shared, sizeof(works[0]), (void **)&works));
-    TRY(average(ddp, o.group, works));
+    st = cairn__calloc(ddp->num_shared, sizeof(works[0]), (void **)&works);
+    if (st == CAIRN_OK) st = average(ddp, o.group, works);
+    if (st != CAIRN_OK) st = end_average(ddp, o.group, works, st);
 out:
     cairn__free(works);
     return st;

@@ -1,7 +1,8 @@
 /* Post-local SGD: gradients are whole numbers and rates powers of two, so that every weight is exact. */
+#include "../failing_alloc.h"
 #include "../on_gpu.h"
 #include "../state_in_memory.h"
-#include "comm/group.h"
+#include "comm/group_backend.h"
 #include "given_grads.h"
 
 enum { START = 2 };
@@ -341,6 +342,50 @@ static void a_rank_that_leaves_before_an_average_is_named(void **state) {
     run_ranks(3, leave_early, NULL);
 }
 
+/* Works of a group that are not in use. */
+static int free_works_of(const cairn_group *group) {
+    int count = 0;
+    for (const struct cairn_work *w = group->free_works; w; w = w->next_free) count++;
+    return count;
+}
+
+/* Rank 1 fails to allocate: first the list of works, then works. The test holds all of the group's but two, so that the
+ * third average allocates more. */
+static char *average_without_memory(cairn_env *env, void *ctx) {
+    enum { MOST = 256 };
+    cairn_status st = CAIRN_ENOMEM;
+    (void)ctx;
+    for (int at = 1; st != CAIRN_OK; at++) {
+        struct training t;
+        cairn_group *group = NULL;
+        cairn_work *held[MOST];
+        int32_t numbers[MOST] = {0};
+        int count = 0;
+        PASS(begin_training(env, AMP_O0, NULL, &t));
+        EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, NULL, &group));
+        const int works = free_works_of(group);
+        for (; works - count > 2; count++)
+            EXPECT_OK(cairn_allreduce(group, &numbers[count], 1, CAIRN_I32, CAIRN_SUM, &held[count]));
+        EXPECT_OK(cairn_barrier(cairn_env_group(env)));
+        if (cairn_env_rank(env) == 1) fail_in = at;
+        st = ddp_weights_average(t.net, 0, ddp_weights_average_options(.group = group));
+        fail_in = 0;
+        EXPECT(st == CAIRN_OK ? at > 2 : st == (cairn_env_rank(env) == 1 ? CAIRN_ENOMEM : CAIRN_EPEER));
+        EXPECT(st == CAIRN_OK || strstr(cairn_last_error(), "memory"));
+        EXPECT((free_works_of(group) + count) % works == 0);
+        while (count > 0) (void)cairn_work_wait(&held[--count]);
+        cairn_group_destroy(&group);
+        end_training(&t);
+    }
+    return NULL;
+}
+
+static void a_rank_without_memory_fails_the_average_on_all_at_once(void **state) {
+    (void)state;
+    NOT_ON_A_GPU("there ranks notice by the timeout");
+    run_ranks(2, average_without_memory, NULL);
+}
+
 static int be_quiet(void **state) {
     (void)state;
     cairn_set_log(NULL, NULL);
@@ -356,6 +401,7 @@ int main(void) {
         cmocka_unit_test(a_loaded_training_stays_local),
         cmocka_unit_test(wrong_options_end_in_a_sentence_on_every_rank),
         cmocka_unit_test(a_rank_that_leaves_before_an_average_is_named),
+        cmocka_unit_test(a_rank_without_memory_fails_the_average_on_all_at_once),
     };
     return cmocka_run_group_tests(tests, be_quiet, NULL);
 }
