@@ -48,7 +48,7 @@ struct cairn_muon_options {
 
 /* An optimizer over every parameter of set: group 0 has the matrices (CAIRN_PARAMS_MATRICES), by Muon, group 1 all
  * others, by AdamW with `others` (NULL = CAIRN_ADAMW_OPTIONS_INIT). A parameter of more than two dimensions, as a
- * convolution's, is a matrix of shape[0] rows.
+ * convolution's, is a matrix of shape[0] rows, in `adjust` too: B is then the product of all other dimensions.
  *
  *     b = momentum * b + g,  u = nesterov ? g + momentum * b : b,  X = u / max(|u|, eps), then ns_steps iterations
  *     w = w - lr * (adjust * X + weight_decay * w)

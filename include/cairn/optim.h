@@ -123,6 +123,8 @@ struct cairn_novograd_options {
  * Errors     CAIRN_EINVAL names the value that is out of range; CAIRN_ENOMEM.
  * Cost       state of 4 bytes per parameter for SGD with momentum, Lion and Adagrad, 8 for Adam, 12 with amsgrad; LAMB
  *            has 8 and 4 of scratch, and reads gradients once more to clip. NovoGrad has 4, and 4 in all a parameter.
+ *            Where ranks share updates (ddp.h: shard_optimizer), LAMB, NovoGrad and LARC wait for the device and
+ *            exchange norms in each step, which cannot be recorded then (cairn_step: CAIRN_ESTATE).
  * Source     torch.optim (PyTorch 2.x): SGD's first momentum is the gradient itself; Kingma and Ba, ICLR 2015;
  *            Loshchilov and Hutter, ICLR 2019; amsgrad: Reddi, Kale and Kumar, ICLR 2018, algorithm 2, of the corrected
  *            moment as torch has it; Lion: Chen et al., NeurIPS 2023, algorithm 2; Adagrad: Duchi, Hazan and Singer,
