@@ -161,7 +161,7 @@ static void apply(struct cairn_optimizer *o, const struct cairn__param_group *gr
 static cairn_status update(struct cairn_optimizer *o, const struct cairn__param_group *group) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = o->env->device;
-    struct scratch at;
+    struct scratch at = {.u = NULL};
     const struct cairn__rates *rates = &o->table.rates[group - o->groups];
     const double up = -1;
     (void)lay_out(o, group, o->scratch, &at);

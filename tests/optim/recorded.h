@@ -41,7 +41,7 @@ static inline void recorded_write(struct recorded *r, bool overflows) {
 
 static inline void recorded_run(cairn_env *env, recorded_optimizer make, bool by_graph, struct kept_state *kept) {
     static const float zeros[RECORDED_ROWS * RECORDED_IN];
-    struct recorded r = {NULL};
+    struct recorded r = {.net = NULL};
     cairn_manual_seed(env, 3);
     r.net = cairn_linear(env, RECORDED_IN, RECORDED_OUT);
     OK(make(cairn_module_params(r.net), &r.optimizer));
