@@ -11,7 +11,7 @@
 
 enum { N = 32, D_IN = 8, HIDDEN = 64, D_OUT = 8, STEPS = 600, SHOW_EVERY = 100 };
 
-static const float noise = 1; /* of what is learnt */
+static const float label_noise = 1;
 
 /* Kingma and Ba, ICLR 2015, algorithm 2, with decoupled weight decay. */
 static void adamax(void *ctx, const struct cairn_custom_update *u) {
@@ -123,7 +123,7 @@ int main(int argc, char **argv) {
     if (!x || !y || !seen || !wanted) die(cairn_last_error());
 
     for (int step = 1; step <= STEPS; step++) {
-        fill(waves, x_now, y_now, noise);
+        fill(waves, x_now, y_now, label_noise);
         CAIRN_CHECK(cairn_tensor_write(x, x_now, N * D_IN));
         CAIRN_CHECK(cairn_tensor_write(y, y_now, N * D_OUT));
         cairn_zero_grad(optimizer);

@@ -109,17 +109,16 @@ struct ddp_options {
 
     /* ON: of p ranks each updates an equal part of the parameters, and has that part alone of masters and of the
      * optimizers' states. cairn_step gathers the weights, which is collective, and sends bytes of the weights' type.
-     * Weights and moments have the bits that they have without it; where norms decide (clipping, LAMB, NovoGrad, LARC),
-     * they agree to 1e-6, and LAMB, NovoGrad and LARC exchange norms between all ranks, which waits for the
-     * device in every step and cannot be recorded.
-     * The weights of a module move into group memory; those in the user's memory travel in one more copy
-     * of all of them. Between a backward (ddp_wait) and the step a
-     * gradient's memory has the average in this rank's part alone.
+     * Weights and moments have the bits that they have without it; where norms decide (clipping, LAMB, NovoGrad, LARC)
+     * they agree to 1e-6, and LAMB, NovoGrad and LARC exchange norms between all ranks, which waits for the device in
+     * every step and cannot be recorded.
+     * Memory: a module's weights move into group memory; those in the user's memory travel in one more copy of all of
+     * them. Between a backward (ddp_wait) and the step a gradient's memory has the average in this rank's part alone.
      * Refused, with a sentence: communication hooks, ddp_reducer_create, another wire than the gradients' type,
      * freezing and thawing, steps of gradients that are unsynced, cairn_optimizer_masters, Muon, averages of half
      * weights, updates that the user's program makes itself (those of custom_optimizer.h are shared),
-     * averages of half weights, cairn_weights_load; cairn_weights_save writes half weights as they are.
-     * cairn_param_master returns NULL. ddp_destroy makes all whole again, where there is the memory for it. OFF */
+     * cairn_weights_load; cairn_weights_save writes half weights as they are. cairn_param_master returns NULL.
+     * ddp_destroy makes all whole again, where there is the memory for it. OFF */
     cairn_switch shard_optimizer;
 };
 #define ddp_options(...) (&(struct ddp_options){.struct_size = sizeof(struct ddp_options), __VA_ARGS__})

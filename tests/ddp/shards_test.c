@@ -452,6 +452,56 @@ static char *step_whole_matrices(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+/* The group of AdamW comes before Muon's, and is not updated either. */
+static char *step_matrices_behind_others(cairn_env *env, void *ctx) {
+    const struct setup s = {.kind = ADAM, .shards = true};
+    const cairn_group_rule rules[] = {{.names = "*.bias", .adam = &(struct cairn_adam_options)CAIRN_ADAMW_OPTIONS_INIT},
+                                      {.names = "*"}};
+    struct training t;
+    struct values before, after;
+    (void)ctx;
+    PASS(begin(&t, env, &s));
+    cairn_optimizer_destroy(&t.optimizer);
+    EXPECT_OK(cairn_muon_create_grouped(t.set, rules, 2, &t.optimizer));
+    PASS(backward(&t, 0));
+    before = after = (struct values){0};
+    take_weights(&before, &t);
+    for (int k = 0; k < 2; k++) EXPECT_REFUSED(cairn_step(t.optimizer), CAIRN_ENOTSUP, "shard_optimizer");
+    take_weights(&after, &t);
+    EXPECT(before.nbytes > 0 && memcmp(before.weights, after.weights, before.nbytes) == 0);
+    EXPECT(cairn_optimizer_steps(t.optimizer) == 0);
+    end(&t);
+    return NULL;
+}
+
+static void a_step_that_is_refused_updates_no_group(void **state) {
+    (void)state;
+    for (int p = 2; p <= 3; p++) run_ranks(p, step_matrices_behind_others, NULL);
+}
+
+static char *step_by_a_greatest_nan(cairn_env *env, void *ctx) {
+    const struct setup s = {.kind = ADAM, .shards = true};
+    struct cairn_novograd_options by_greatest = CAIRN_NOVOGRAD_OPTIONS_INIT;
+    struct training t;
+    (void)ctx;
+    by_greatest.max_norm = CAIRN_ON;
+    PASS(begin(&t, env, &s));
+    cairn_optimizer_destroy(&t.optimizer);
+    EXPECT_OK(cairn_novograd_create(t.set, &by_greatest, &t.optimizer));
+    PASS(backward(&t, 0));
+    const struct cairn__param *p = t.set->params[0];
+    if (cairn_env_rank(env) == 0) ((float *)cairn__grad_memory(p->gradient))[cairn__param_shard(p).first] = NAN;
+    EXPECT_OK(cairn_step(t.optimizer));
+    for (size_t i = 0; i < p->n; i++) EXPECT(isnan(((float *)p->data)[i]));
+    end(&t);
+    return NULL;
+}
+
+static void a_nan_is_the_greatest_of_all_shards(void **state) {
+    (void)state;
+    run_ranks(2, step_by_a_greatest_nan, NULL);
+}
+
 static void what_does_not_fit_is_refused(void **state) {
     (void)state;
     run_ranks(2, expect_refusals, NULL);
@@ -488,6 +538,8 @@ int main(void) {
         cmocka_unit_test(norms_are_those_of_whole_gradients),
         cmocka_unit_test(a_rank_has_its_share_of_the_state),
         cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(a_step_that_is_refused_updates_no_group),
+        cmocka_unit_test(a_nan_is_the_greatest_of_all_shards),
         cmocka_unit_test(options_that_contradict_are_refused),
     };
     cairn_set_log(be_quiet, NULL);
