@@ -156,6 +156,14 @@ out:
     return st;
 }
 
+static cairn_status check_updates(const struct custom_kind *k, bool on_host) {
+    REQUIRE(k->of.update || k->of.update_cuda, CAIRN_EINVAL, "%s: update and update_cuda are both NULL", k->name);
+    REQUIRE(on_host ? k->of.update != NULL : k->of.update_cuda != NULL, CAIRN_ENOTSUP,
+            "%s: it has no update for the environment's device (%s); set cairn_custom_optimizer.%s", k->name,
+            on_host ? "the CPU" : "a GPU", on_host ? "update" : "update_cuda");
+    return CAIRN_OK;
+}
+
 static cairn_status make_kind(const cairn_param_set *set, const struct cairn_custom_optimizer *given, const void *out,
                               struct custom_kind **kind) {
     cairn_status st = CAIRN_OK;
@@ -165,11 +173,7 @@ static cairn_status make_kind(const cairn_param_set *set, const struct cairn_cus
     TRY(cairn__calloc(1, sizeof(*k), (void **)&k));
     TRY(cairn__options_read(&k->of, sizeof(k->of), given, "cairn_custom_optimizer"));
     TRY(take_name("the kind", k->of.name, k->name));
-    const bool on_host = cairn__is_on_host(set->env->device);
-    REQUIRE(k->of.update || k->of.update_cuda, CAIRN_EINVAL, "%s: update and update_cuda are both NULL", k->name);
-    REQUIRE(on_host ? k->of.update != NULL : k->of.update_cuda != NULL, CAIRN_ENOTSUP,
-            "%s: it has no update for the environment's device (%s); set cairn_custom_optimizer.%s", k->name,
-            on_host ? "the CPU" : "a GPU", on_host ? "update" : "update_cuda");
+    TRY(check_updates(k, cairn__is_on_host(set->env->device)));
     TRY(take_states(k));
     TRY(take_values(k));
     k->base.name = k->base.saved_as = k->name;
