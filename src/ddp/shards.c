@@ -130,7 +130,7 @@ static void copy_part(const struct ddp_context *d, size_t s, size_t first, size_
     struct cairn_device *device = device_of(d);
     const struct cairn__param *p = d->slots[s].param;
     const cairn_dtype wire = d->slots[s].wire;
-    void *const at = (char *)p->data + first * cairn_dtype_nbytes(p->dtype);
+    void *const at = cairn__param_weights_at(p, first);
     void *const copy = weights_at(d, wire, d->plan.places[s].offset + first);
     if (n == 0) return;
     if (out) {

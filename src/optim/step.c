@@ -34,9 +34,9 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     const enum cairn__weight_mode mode = mode_of(p);
     struct cairn__grad_view grad;
     const struct cairn__shard shard = cairn__param_shard(p);
-    char *const weights = (char *)p->data + shard.first * cairn_dtype_nbytes(p->dtype);
+    void *const weights = cairn__param_weights_at(p, shard.first);
     *item = (struct cairn__optim_item){.n = shard.n,
-                                       .weights = p->master ? (void *)p->master : weights,
+                                       .weights = p->master ? p->master : weights,
                                        .missed = &o->arrays.missed[i],
                                        .squares = &o->arrays.squares[i]};
     memcpy(item->state, o->arrays.moments[i].array, sizeof(item->state));

@@ -415,6 +415,11 @@ static inline struct cairn__shard cairn__param_shard(const struct cairn__param *
     return p->is_sharded ? p->shard : (struct cairn__shard){0, p->n};
 }
 
+/* The weights from element `first` on. Those of an empty parameter may be NULL. */
+static inline void *cairn__param_weights_at(const struct cairn__param *p, size_t first) {
+    return first > 0 ? (char *)p->data + first * cairn_dtype_nbytes(p->dtype) : p->data;
+}
+
 enum { CAIRN__PARAM_ARRAYS = 1 + CAIRN__MAX_STATES };
 
 /* f32 arrays beside the weights: the master, and those of the owner. NULL where the parameter has none. */

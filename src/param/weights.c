@@ -14,7 +14,7 @@ static void cast(const struct cairn__param *p, void *dst, cairn_dtype to, const 
 
 /* The weights of this rank's shard. */
 static void *at_shard(const struct cairn__param *p) {
-    return (char *)p->data + cairn__param_shard(p).first * cairn_dtype_nbytes(p->dtype);
+    return cairn__param_weights_at(p, cairn__param_shard(p).first);
 }
 
 static void cast_shard(const struct cairn__param *p, void *dst, cairn_dtype to, const void *src, cairn_dtype from) {
