@@ -15,7 +15,7 @@
 #include "optim/optim.h"
 #include "param/param.h"
 
-enum { N = 257, STEPS = 100 };
+enum { N = 257, MATRIX = 256, STEPS = 100 };
 
 #define MUST_BE_OK(call)                                            \
     do {                                                            \
@@ -54,6 +54,7 @@ static const struct field of_adam[] = {REAL(adam, lr),           REAL(adam, beta
                                        REAL(adam, beta2),        REAL(adam, eps),
                                        REAL(adam, weight_decay), SWITCH(adam, amsgrad),
                                        SWITCH(adam, maximize),   NO_MORE};
+static const struct field of_muon[] = {REAL(muon, lr), REAL(muon, momentum), REAL(muon, weight_decay), NO_MORE};
 static const struct field of_adagrad[] = {REAL(adagrad, lr),
                                           REAL(adagrad, lr_decay),
                                           REAL(adagrad, eps),
@@ -78,10 +79,15 @@ static cairn_status create_adagrad(cairn_param_set *set, const void *h, cairn_op
     return cairn_adagrad_create(set, h, out);
 }
 
+static cairn_status create_muon(cairn_param_set *set, const void *h, cairn_optimizer **out) {
+    return cairn_muon_create_over(set, (size_t[]){0}, 1, h, out);
+}
+
 static const struct cairn_sgd_options sgd_defaults = CAIRN_SGD_OPTIONS_INIT;
 static const struct cairn_adam_options adam_defaults = CAIRN_ADAM_OPTIONS_INIT;
 static const struct cairn_adam_options adamw_defaults = CAIRN_ADAMW_OPTIONS_INIT;
 static const struct cairn_adagrad_options adagrad_defaults = CAIRN_ADAGRAD_OPTIONS_INIT;
+static const struct cairn_muon_options muon_defaults = CAIRN_MUON_OPTIONS_INIT;
 
 static const struct kind {
     const char *name;
@@ -89,11 +95,14 @@ static const struct kind {
     const void *defaults;
     size_t nbytes;
     const struct field *fields;
+    int64_t rows; /* of a matrix of the first 256 numbers; 0 = a vector of all */
 } kinds[] = {
-    {"sgd", create_sgd, &sgd_defaults, sizeof(sgd_defaults), of_sgd},
-    {"adam", create_adam, &adam_defaults, sizeof(adam_defaults), of_adam},
-    {"adamw", create_adamw, &adamw_defaults, sizeof(adamw_defaults), of_adam},
-    {"adagrad", create_adagrad, &adagrad_defaults, sizeof(adagrad_defaults), of_adagrad},
+    {"sgd", create_sgd, &sgd_defaults, sizeof(sgd_defaults), of_sgd, 0},
+    {"adam", create_adam, &adam_defaults, sizeof(adam_defaults), of_adam, 0},
+    {"adamw", create_adamw, &adamw_defaults, sizeof(adamw_defaults), of_adam, 0},
+    {"adagrad", create_adagrad, &adagrad_defaults, sizeof(adagrad_defaults), of_adagrad, 0},
+    {"muon_wide", create_muon, &muon_defaults, sizeof(muon_defaults), of_muon, 8},
+    {"muon_tall", create_muon, &muon_defaults, sizeof(muon_defaults), of_muon, 32},
 };
 
 static const struct kind *kind_of(const char *name) {
@@ -122,12 +131,12 @@ static void write_gradient(struct cairn__param *p, int t) {
     void *slot = NULL;
     const struct cairn__dtype *type = cairn__dtype(p->dtype);
     MUST_BE_OK(cairn__grad_begin_write(p->gradient, &slot));
-    for (int i = 0; i < N; i++) type->from_f32((char *)slot + (size_t)i * type->nbytes, numbers[t][i] * SCALE.scale);
+    for (size_t i = 0; i < p->n; i++) type->from_f32((char *)slot + i * type->nbytes, numbers[t][i] * SCALE.scale);
     cairn__param_grad_ready(p);
 }
 
-static void print_row(const float *x) {
-    for (int i = 0; i < N; i++) printf("%.9g ", (double)x[i]);
+static void print_row(const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) printf("%.9g ", (double)x[i]);
     printf("\n");
 }
 
@@ -136,8 +145,9 @@ static void run(cairn_env *env, const struct kind *kind, const char *type, const
     cairn_optimizer *o = NULL;
     struct cairn__param *p = NULL;
     MUST_BE_OK(cairn__param_set_new(env, &params));
-    MUST_BE_OK(cairn__param_set_add(params, "w", 1, (int64_t[]){N}, false, &p));
-    memcpy(p->data, numbers[0], sizeof(numbers[0]));
+    const int64_t vector[] = {N}, matrix[] = {kind->rows, kind->rows ? MATRIX / kind->rows : 0};
+    MUST_BE_OK(cairn__param_set_add(params, "w", kind->rows ? 2 : 1, kind->rows ? matrix : vector, false, &p));
+    memcpy(p->data, numbers[0], p->n * sizeof(float));
     if (strcmp(type, "f32") != 0)
         MUST_BE_OK(cairn__param_set_to_half(params, strcmp(type, "f16") == 0 ? CAIRN_F16 : CAIRN_BF16, true, false));
     params->scale = &SCALE;
@@ -147,9 +157,9 @@ static void run(cairn_env *env, const struct kind *kind, const char *type, const
         write_gradient(p, t);
         MUST_BE_OK(cairn_step(o));
     }
-    print_row(cairn_param_master(params, 0));
+    print_row(cairn_param_master(params, 0), p->n);
     for (int s = 0; s < CAIRN__MAX_STATES && o->arrays.moments[0].array[s]; s++)
-        print_row(o->arrays.moments[0].array[s]);
+        print_row(o->arrays.moments[0].array[s], p->n);
     printf("end\n");
     cairn_optimizer_destroy(&o);
     cairn_param_set_destroy(&params);
@@ -160,6 +170,7 @@ int main(int argc, char **argv) {
         struct cairn_sgd_options sgd;
         struct cairn_adam_options adam;
         struct cairn_adagrad_options adagrad;
+        struct cairn_muon_options muon;
     } options;
     char line[512];
     cairn_env *env = NULL;

@@ -36,6 +36,8 @@ OPTIONS = [
     ("adagrad", "Adagrad", {}, [({}, {"lr": 0.1, "eps": 1e-3}), ({}, {"lr_decay": 0.1}),
                                 ({}, {"initial_accumulator": 0.25}), ({}, {"weight_decay": 0.01}),
                                 ({}, {"maximize": True})]),
+    *((kind, "Muon", {}, [({}, {"lr": 0.02, "momentum": 0.5}), ({"weight_decay": 0.0}, {"weight_decay": 0.1})])
+      for kind in ("muon_wide", "muon_tall")),
 ]
 
 PEER = r"""
@@ -47,20 +49,26 @@ with open(path, "rb") as file:
 numbers = torch.tensor(numbers).reshape(steps + 1, n)
 STATES = ["momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "sum"]
 
-def run(name, options, dtype):
-    p = numbers[0].to(dtype, copy=True).requires_grad_()
+# Muon's products are bf16 in PyTorch: here of the run's type. Its momentum is 1 - momentum times ours.
+def run(name, kind, options, dtype):
+    shape = {"muon_wide": (8, 32), "muon_tall": (32, 8)}.get(kind, (n,))
+    torch.bfloat16 = dtype
+    p = numbers[0][:torch.Size(shape).numel()].reshape(shape).to(dtype, copy=True).requires_grad_()
     optimizer = getattr(torch.optim, name)([p], **options)
     for t in range(1, steps + 1):
-        p.grad = numbers[t].to(dtype, copy=True)
+        p.grad = numbers[t][:p.numel()].reshape(shape).to(dtype, copy=True)
         optimizer.step()
     state = optimizer.state[p]
-    return [x.double().tolist() for x in [p.detach()] + [state[s] for s in STATES if state.get(s) is not None]]
+    if name == "Muon":
+        state["momentum_buffer"] = state["momentum_buffer"].double() / (1 - options.get("momentum", 0.95))
+    found = [p.detach()] + [state[s] for s in STATES if state.get(s) is not None]
+    return [x.double().flatten().tolist() for x in found]
 
 for line in sys.stdin:
-    name, options = json.loads(line)
+    name, kind, options = json.loads(line)
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
-    print(json.dumps([run(name, options, torch.float64), run(name, options, torch.float32)]), flush=True)
+    print(json.dumps([run(name, kind, options, torch.float64), run(name, kind, options, torch.float32)]), flush=True)
 """
 
 
@@ -104,7 +112,8 @@ def drive(program, path, lines):
 
 
 def ask_peer(torch, path, found):
-    asked = [json.dumps([N, STEPS, path])] + [json.dumps([name, of_torch(options)]) for _, name, options in found]
+    asked = [json.dumps([N, STEPS, path])] + [json.dumps([name, kind, of_torch(options)])
+                                                 for kind, name, options in found]
     done = subprocess.run([torch.python, "-c", PEER], input="\n".join(asked) + "\n", capture_output=True, text=True,
                           timeout=300, check=False, env=torches.environment({}))
     assert done.returncode == 0, done.stderr
