@@ -30,8 +30,9 @@
  * amp         All stages have one loss scale: contexts are made with the same options, the last stage scales, the
  *             others know the scale that comes with a gradient. Where a gradient of one stage is infinite or NaN all
  *             skip the step, and the message and amp_last_overflow on every rank name stage, rank and parameters.
- *             cairn_clip_grad_norm clips by the norm over all stages. Both exchange a few words between the ranks that
- *             have an optimizer, all of which call them.
+ *             cairn_clip_grad_norm clips by the norm over all stages, and so does LAMB's max_grad_norm, which must be
+ *             the same on all. Both exchange a few words between the ranks that have an optimizer, all of which call
+ *             them.
  * Dropout     Random numbers are those of the rank and of the order of its forwards: the same for every schedule of one
  *             module a rank, which runs them in the order of the micro-batches; others for other stages, or more
  *             micro-batches. batch_norm normalises each micro-batch by its own statistics, and counts it as a batch.

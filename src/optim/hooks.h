@@ -45,6 +45,9 @@ struct cairn__partners {
 void cairn__optimizer_set_partners(cairn_optimizer *optimizer, const struct cairn__partners *partners);
 const struct cairn__partners *cairn__optimizer_partners(const cairn_optimizer *optimizer); /* NULL = none */
 
+/* The norm that a step brings its gradients down to, beside the calls that clip: LAMB's max_grad_norm; 0 = none. */
+double cairn__optimizer_max_norm(const cairn_optimizer *optimizer);
+
 /* guard is copied; NULL takes it away. One per optimizer. */
 void cairn__set_step_guard(cairn_optimizer *optimizer, const struct cairn__step_guard *guard);
 void *cairn__step_guard_of(const cairn_optimizer *optimizer); /* its ctx; NULL where there is none */

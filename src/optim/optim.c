@@ -365,6 +365,10 @@ const struct cairn__partners *cairn__optimizer_partners(const cairn_optimizer *o
     return optimizer->partners;
 }
 
+double cairn__optimizer_max_norm(const cairn_optimizer *optimizer) {
+    return optimizer->kind->max_norm ? optimizer->kind->max_norm(&optimizer->groups[0]) : 0;
+}
+
 struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer) {
     return optimizer->env;
 }

@@ -160,7 +160,7 @@ out:
 
 static cairn_status update(struct cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
-    const double max_norm = o->kind->max_norm ? o->kind->max_norm(&o->groups[0]) : 0;
+    const double max_norm = cairn__optimizer_max_norm(o);
     TRY(cairn__optimizer_make_waiting(o));
     if (max_norm > 0) TRY(cairn__optimizer_clip_step(o, max_norm));
     for (size_t i = 0; i < o->count; i++) TRY(describe(o, i));

@@ -79,6 +79,7 @@ struct terms {
     int64_t schedule, num_modules, n_microbatches, split_size, has_amp;
     uint64_t amp; /* a hash of its level, types and scalers */
     int64_t has_optimizer;
+    double max_norm; /* of its steps */
 };
 
 static cairn_status hash_amp(cairn_module *const *modules, int num_modules, amp_context *amp, uint64_t *out) {
@@ -120,6 +121,19 @@ static cairn_status compare(const struct terms *all, int ranks) {
     return CAIRN_OK;
 }
 
+/* A step that clips by the norm of all stages needs all of them. */
+static cairn_status compare_norms(const struct terms *all, int ranks) {
+    int first = 0;
+    while (first < ranks && !all[first].has_optimizer) first++;
+    for (int r = first; r < ranks; r++) {
+        REQUIRE(!all[r].has_optimizer || all[r].max_norm == all[first].max_norm, CAIRN_EINVAL,
+                "cairn_pipeline_create: the step of rank %d's optimizer clips by a norm of %g, and that of rank %d's "
+                "by %g (max_grad_norm of LAMB; 0 is none); the norm is that of all stages, so give all the same",
+                first, all[first].max_norm, r, all[r].max_norm);
+    }
+    return CAIRN_OK;
+}
+
 static cairn_status agree(cairn_pipeline *p, cairn_group *group, int *with_optimizer) {
     cairn_status st = CAIRN_OK;
     struct terms *all = NULL;
@@ -128,12 +142,14 @@ static cairn_status agree(cairn_pipeline *p, cairn_group *group, int *with_optim
                          .n_microbatches = p->options.n_microbatches,
                          .split_size = p->options.split_size,
                          .has_amp = p->options.amp != NULL,
-                         .has_optimizer = p->options.optimizer != NULL};
+                         .has_optimizer = p->options.optimizer != NULL,
+                         .max_norm = p->options.optimizer ? cairn__optimizer_max_norm(p->options.optimizer) : 0};
     st = hash_amp(p->modules, p->chunks, p->options.amp, &mine.amp);
     TRY(cairn__group_agree_on_status(group, "cairn_pipeline_create", st));
     TRY(cairn__group_make_room(group, "cairn_pipeline_create", sizeof(mine), (void **)&all));
     TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
     TRY(compare(all, p->ranks));
+    TRY(compare_norms(all, p->ranks));
     *with_optimizer = 0;
     for (int r = 0; r < p->ranks; r++) *with_optimizer += all[r].has_optimizer != 0;
 out:

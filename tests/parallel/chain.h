@@ -12,6 +12,8 @@
 
 enum { LAYERS = 8, WIDTH = 8, MAX_STEPS = 8, MAX_ROWS = 64 };
 
+enum chain_kind { CHAIN_SGD, CHAIN_ADAM, CHAIN_LAMB, CHAIN_NOVOGRAD };
+
 /* What is trained, and how. */
 struct chain {
     const char *name;
@@ -23,7 +25,8 @@ struct chain {
     cairn_dtype half;
     double max_norm; /* of clipping; 0 = none */
     bool exact;      /* small integers, of which a step computes nothing that has to be rounded */
-    bool adam, norms, dropout;
+    enum chain_kind kind;
+    bool norms, dropout;
     int frozen;       /* the first so many layers */
     bool accumulates; /* two batches a step */
     int bad_layer, bad_micro_batch,
@@ -32,6 +35,8 @@ struct chain {
     double loss_scale; /* 0 = the level's */
     float loss_factor; /* 0 = 1 */
     int replicas;      /* 0 = 1: each trains on an equal part of the rows */
+    bool shards;       /* which share the update */
+    int bad_replica;   /* whose gradient is infinite, in the last micro-batch */
     int dp, threads;   /* alone: over so many replicas of cairn_data_parallel, of so many threads; 0 = without */
     bool loss_inside;  /* their forward returns the loss */
     bool is_named;     /* layers are called by their place in the whole model */
@@ -41,6 +46,7 @@ struct chain {
 /* What comes out; each rank writes the layers it has, and the last one the losses. */
 struct outcome {
     float weights[LAYERS][WIDTH * WIDTH], biases[LAYERS][WIDTH], means[LAYERS][WIDTH];
+    float masters[LAYERS][WIDTH * WIDTH]; /* of weights; of replicas in the first one's, and 0 where there are none */
     double losses[MAX_STEPS];
     double norms[MAX_STEPS], scales[MAX_STEPS];
     int skipped[MAX_STEPS];
@@ -128,16 +134,21 @@ static inline char *chain_read_layer(const struct chain_layers *made, int i, str
 struct chain_plant {
     struct cairn_param_set *set;
     struct cairn__grad_listener listener;
+    const struct cairn__grad_listener *ddp; /* in front of which it stands; NULL = none */
     struct cairn__param *param;
     int at, calls; /* the call that is made infinite */
 };
 
+static _Thread_local struct chain_plant *chain_planted; /* of this rank */
+
 static inline void chain_plant_ready(void *ctx, size_t index) {
-    struct chain_plant *plant = ctx;
+    struct chain_plant *plant = chain_planted;
     struct cairn__param *p = plant->set->params[index];
-    if (p != plant->param || plant->calls++ != plant->at) return;
-    struct cairn_device *d = plant->set->env->device;
-    d->passes->fill(d, p->dtype, cairn__grad_memory(p->gradient), 1, INFINITY);
+    if (p == plant->param && plant->calls++ == plant->at) {
+        struct cairn_device *d = plant->set->env->device;
+        d->passes->fill(d, p->dtype, cairn__grad_memory(p->gradient), 1, INFINITY);
+    }
+    if (plant->ddp) plant->ddp->ready(ctx, index);
 }
 
 static inline cairn_status chain_plant_ok(void *ctx) {
@@ -158,11 +169,14 @@ static inline void chain_plant_begin(struct chain_plant *plant, cairn_module *ro
             plant->param = plant->set->params[i];
     }
     plant->listener = (struct cairn__grad_listener){.ctx = plant,
-                                                    .ready = chain_plant_ready,
                                                     .progress = chain_plant_ok,
                                                     .settle = chain_plant_ok,
                                                     .failed = chain_plant_failed};
+    plant->ddp = plant->set->listener;
+    if (plant->ddp) plant->listener = *plant->ddp;
+    plant->listener.ready = chain_plant_ready;
     plant->set->listener = &plant->listener;
+    chain_planted = plant;
 }
 
 /* ---- one rank's training ---- */
@@ -205,20 +219,31 @@ static inline struct amp_options chain_amp(const struct chain *c) {
                         .verbosity = -1);
 }
 
-static inline char *chain_make_optimizer(struct chain_rank *r) {
+/* Of one set; the first makes the optimizer. */
+static inline cairn_status chain_add_set(struct chain_rank *r, cairn_param_set *set) {
     struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
     struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
+    struct cairn_lamb_options lamb = CAIRN_LAMB_OPTIONS_INIT;
+    struct cairn_novograd_options novograd = CAIRN_NOVOGRAD_OPTIONS_INIT;
+    cairn_optimizer **o = &r->optimizer;
     sgd.lr = r->c->exact ? 0x1p-6 : 0.25;
     sgd.momentum = r->c->exact ? 0 : 0.9;
-    adam.lr = 0.02;
-    cairn_param_set *first = cairn_module_params(r->stages[0]);
-    EXPECT_OK(r->c->adam ? cairn_adam_create(first, &adam, &r->optimizer)
-                         : cairn_sgd_create(first, &sgd, &r->optimizer));
-    for (int i = 1; i < r->num_stages; i++) {
-        cairn_param_set *set = cairn_module_params(r->stages[i]);
-        EXPECT_OK(r->c->adam ? cairn_adam_add_group(r->optimizer, set, NULL, 0, &adam)
-                             : cairn_sgd_add_group(r->optimizer, set, NULL, 0, &sgd));
+    adam.lr = lamb.lr = novograd.lr = 0.02;
+    lamb.max_grad_norm = 0.05;
+    switch (r->c->kind) {
+    case CHAIN_SGD:
+        return *o ? cairn_sgd_add_group(*o, set, NULL, 0, &sgd) : cairn_sgd_create(set, &sgd, o);
+    case CHAIN_ADAM:
+        return *o ? cairn_adam_add_group(*o, set, NULL, 0, &adam) : cairn_adam_create(set, &adam, o);
+    case CHAIN_LAMB:
+        return *o ? cairn_lamb_add_group(*o, set, NULL, 0, &lamb) : cairn_lamb_create(set, &lamb, o);
+    default:
+        return *o ? cairn_novograd_add_group(*o, set, NULL, 0, &novograd) : cairn_novograd_create(set, &novograd, o);
     }
+}
+
+static inline char *chain_make_optimizer(struct chain_rank *r) {
+    for (int i = 0; i < r->num_stages; i++) EXPECT_OK(chain_add_set(r, cairn_module_params(r->stages[i])));
     if (!r->c->level) return NULL;
     const struct amp_options level = chain_amp(r->c);
     EXPECT_OK(amp_initialize_all(r->env, r->num_stages, r->stages, 1, &r->optimizer, &level, &r->amp));
@@ -324,7 +349,8 @@ static inline char *chain_make_stages(struct chain_rank *r) {
 
 static inline char *chain_make_replicas(struct chain_rank *r) {
     for (int i = 0; r->grid && i < r->num_stages; i++)
-        EXPECT_OK(ddp_create(r->stages[i], cairn_grid_replicas(r->grid), NULL, &r->ddp[i]));
+        EXPECT_OK(ddp_create(r->stages[i], cairn_grid_replicas(r->grid),
+                             ddp_options(.shard_optimizer = r->c->shards ? CAIRN_ON : CAIRN_DEFAULT), &r->ddp[i]));
     return NULL;
 }
 
@@ -345,11 +371,11 @@ static inline char *chain_make_copies(struct chain_rank *r) {
 static inline char *chain_plant_bad(struct chain_rank *r) {
     const struct chain *c = r->c;
     const int bad = c->bad_layer - 1;
-    if (bad < 0 || bad >= LAYERS || !r->layers.linear[bad] || r->grid) return NULL;
+    if (bad < 0 || bad >= LAYERS || !r->layers.linear[bad] || r->replica != c->bad_replica) return NULL;
     int chunk = 0;
     while (chunk + 1 < r->num_stages && chain_first_layer(c, (chunk + 1) * c->ranks + r->rank) <= bad) chunk++;
     chain_plant_begin(&r->plant, r->stages[chunk], r->layers.linear[bad],
-                      c->bad_step * chain_micro_batches(c) + c->bad_micro_batch);
+                      r->grid ? c->bad_step : c->bad_step * chain_micro_batches(c) + c->bad_micro_batch);
     return NULL;
 }
 
@@ -378,7 +404,7 @@ static inline char *chain_begin(struct chain_rank *r, cairn_env *env, const stru
 }
 
 static inline void chain_end(struct chain_rank *r) {
-    if (r->plant.set) r->plant.set->listener = NULL;
+    if (r->plant.set) r->plant.set->listener = r->plant.ddp;
     cairn_data_parallel_destroy(&r->dp);
     cairn_pipeline_destroy(&r->pipeline);
     for (int i = 0; i < LAYERS; i++) ddp_destroy(&r->ddp[i]);
@@ -388,12 +414,28 @@ static inline void chain_end(struct chain_rank *r) {
     cairn_grid_destroy(&r->grid);
 }
 
+/* This rank's part. */
+static inline void chain_read_master(const struct chain_rank *r, int i, struct outcome *first) {
+    const void *weights = cairn__tensor_values(cairn_module_get(r->layers.linear[i], "weight"));
+    for (int s = 0; s < r->num_stages; s++) {
+        const struct cairn_param_set *set = cairn_module_params(r->stages[s]);
+        for (size_t k = 0; k < set->count; k++) {
+            const struct cairn__param *p = set->params[k];
+            const struct cairn__shard shard = cairn__param_shard(p);
+            if (p->data != weights || !p->master || (r->replica > 0 && !p->is_sharded)) continue;
+            memcpy(first->masters[i] + shard.first, p->master, shard.n * sizeof(float));
+        }
+    }
+}
+
 static inline char *chain_train(struct chain_rank *r, cairn_env *env, const struct chain_run *run) {
     PASS(chain_begin(r, env, run->c));
     struct outcome *out = &run->out[r->replica];
     for (r->step = 0; r->step < run->c->steps; r->step++) PASS(chain_step(r, out));
     for (int i = 0; i < LAYERS; i++) {
-        if (r->layers.linear[i]) PASS(chain_read_layer(&r->layers, i, out));
+        if (!r->layers.linear[i]) continue;
+        PASS(chain_read_layer(&r->layers, i, out));
+        chain_read_master(r, i, &run->out[0]);
     }
     out->in_flight[r->rank] = cairn_pipeline_in_flight(r->pipeline);
     return NULL;

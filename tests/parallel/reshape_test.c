@@ -71,7 +71,7 @@ static struct chain shaped(int replicas, int stages) {
                           .level = AMP_O2,
                           .half = CAIRN_F16,
                           .loss_scale = 128,
-                          .adam = true,
+                          .kind = CHAIN_ADAM,
                           .is_named = true};
 }
 
@@ -127,7 +127,7 @@ static void an_exact_step_is_the_same_in_every_shape(void **state) {
     (void)state;
     struct chain alone = shaped(1, 1);
     alone.exact = true;
-    alone.adam = false;
+    alone.kind = CHAIN_SGD;
     alone.loss_scale = 8;
     alone.steps = 1;
     run((struct part_of){&alone, whole, 0, 1, 0, false, NULL}); /* saves before its step */

@@ -12,7 +12,7 @@ struct job {
 static const struct chain cases[] = {
     {"1F1B", 4, 1, CAIRN_PIPELINE_1F1B, .level = AMP_O2, .half = CAIRN_BF16, .norms = true},
     {"interleaved", 2, 2, CAIRN_PIPELINE_INTERLEAVED_1F1B, .level = AMP_O1, .half = CAIRN_F16, .loss_scale = 64},
-    {"GPipe, 2 replicas of 2", 2, 1, CAIRN_PIPELINE_GPIPE, .replicas = 2, .adam = true},
+    {"GPipe, 2 replicas of 2", 2, 1, CAIRN_PIPELINE_GPIPE, .replicas = 2, .kind = CHAIN_ADAM},
 };
 enum { CASES = sizeof(cases) / sizeof(cases[0]) };
 

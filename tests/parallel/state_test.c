@@ -57,7 +57,7 @@ static void a_training_goes_on_from_its_checkpoint(void **state) {
         c.level = AMP_O2;
         c.half = CAIRN_F16;
         c.loss_scale = 128;
-        c.adam = c.norms = true;
+        c.kind = CHAIN_ADAM, c.norms = true;
         struct resumed t = {&c, whole, false};
         memset(whole, 0, sizeof(whole));
         memset(resumed, 0, sizeof(resumed));
