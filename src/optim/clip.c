@@ -165,9 +165,10 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     struct cairn_device *d = device_of(o);
     size_t lists = 0, sharded = 0;
     if (norm) TRY(cairn__device_refuse_recording(d, "the norm is not known yet; pass NULL for norm"));
-    if (o->partners) TRY(cairn__device_refuse_recording(d, "the stages of a pipeline clip by the norm of all"));
-    if (cairn__optimizer_sharers(o))
-        TRY(cairn__device_refuse_recording(d, "ranks that share updates clip by the norm of all"));
+    if (o->partners || cairn__optimizer_sharers(o))
+        TRY(cairn__device_refuse_recording(d,
+                                           "the ranks form the norm of all together on the host; call the step instead "
+                                           "of recording it"));
     TRY(cairn__params_check_settled("cairn_clip_grad_norm", o->arrays.params, o->count));
     TRY(cairn__optimizer_check_sharers(o, "cairn_clip_grad_norm"));
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
@@ -194,7 +195,8 @@ cairn_status cairn__optimizer_clip_step(cairn_optimizer *o, double max_norm) {
     cairn_status st = CAIRN_OK;
     size_t done = 0, sharded = 0;
     if (o->partners || cairn__optimizer_sharers(o))
-        TRY(cairn__device_refuse_recording(device_of(o), "the step clips by a norm that other ranks have a part of"));
+        TRY(cairn__device_refuse_recording(device_of(o), "the step clips by a norm that ranks form together on the "
+                                                         "host; call the step instead of recording it"));
     TRY(cairn__optimizer_read_grads(o));
     for (size_t i = 0; o->partners && i < o->count; i++) {
         if (!o->partners->counts(o->partners->ctx, o->arrays.params[i])) o->arrays.keys[i] = -1;

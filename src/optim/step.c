@@ -128,7 +128,9 @@ static cairn_status share_squares(struct cairn_optimizer *o) {
     struct cairn__squares *own = NULL, *all = NULL;
     cairn_status st = CAIRN_OK;
     if (!sharers || !measures_shards(o)) return CAIRN_OK;
-    TRY(cairn__device_refuse_recording(device_of(o), "norms of parameters that ranks share are those of all ranks"));
+    TRY(cairn__device_refuse_recording(device_of(o),
+                                       "the update goes by norms that ranks which share it form together on the host; "
+                                       "call the step instead of recording it"));
     TRY(cairn__calloc(o->count, sizeof(own[0]), (void **)&own));
     TRY(cairn__calloc((size_t)sharers->size * o->count, sizeof(all[0]), (void **)&all));
     TRY(cairn__device_download(device_of(o), own, o->arrays.squares, nbytes));

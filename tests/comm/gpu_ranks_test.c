@@ -3,6 +3,8 @@
  *
  * usage: gpu_ranks_test [required | fails | hangs]    (without a word it ends with 77 where there is no GPU; fails,
  * hangs: what the stand-in was told to do to rank 1's collective) */
+#include <math.h>
+
 #include "../mlp.h"
 #include "../ranks.h"
 #include "../trainer.h"
@@ -204,6 +206,122 @@ static void ranks_train_to_equal_weights(void **state) {
 static void ranks_record_a_step_and_replay_it(void **state) {
     (void)state;
     for (int i = 1; i < NUM_WAYS; i += 1 + (i == 2)) with_ranks(train, &(struct plan){true, ways[i]});
+}
+
+/* ---- updates that ranks share ---- */
+
+enum shared_kind {
+    SHARED_MOMENTUM,
+    SHARED_ADAM,
+    SHARED_LION,
+    SHARED_ADAGRAD,
+    SHARED_LAMB,
+    SHARED_NOVOGRAD,
+    NUM_SHARED
+};
+enum { SHARED_STEPS = CAIRN_GRAPH_WARMUP + 5, SHARED_OVERFLOW = CAIRN_GRAPH_WARMUP + 2, MOST_VALUES = 4096 };
+
+struct shared_run {
+    bool records;
+    float values[MOST_VALUES]; /* weights, and this rank's masters */
+    size_t n;
+    double scale;
+    int64_t skipped;
+};
+
+static cairn_status make_shared(enum shared_kind kind, cairn_param_set *set, cairn_optimizer **out) {
+    struct cairn_sgd_options momentum = CAIRN_SGD_OPTIONS_INIT;
+    momentum.momentum = 0.9;
+    switch (kind) {
+    case SHARED_MOMENTUM:
+        return cairn_sgd_create(set, &momentum, out);
+    case SHARED_ADAM:
+        return cairn_adam_create(set, NULL, out);
+    case SHARED_LION:
+        return cairn_lion_create(set, NULL, out);
+    case SHARED_ADAGRAD:
+        return cairn_adagrad_create(set, NULL, out);
+    case SHARED_LAMB:
+        return cairn_lamb_create(set, NULL, out);
+    default:
+        return cairn_novograd_create(set, NULL, out);
+    }
+}
+
+static char *take_values(struct trainer *t, cairn_env *env, struct shared_run *run) {
+    const struct cairn_param_set *set = cairn_module_params(t->model);
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        const size_t mine = cairn__param_shard(p).n;
+        uint16_t halves[512];
+        EXPECT(p->dtype == CAIRN_F16 && p->n <= 512 && run->n + p->n + mine <= MOST_VALUES);
+        EXPECT_OK(cairn__device_download(env->device, halves, p->data, p->n * sizeof(halves[0])));
+        for (size_t k = 0; k < p->n; k++) run->values[run->n++] = (float)halves[k];
+        EXPECT_OK(cairn__device_download(env->device, run->values + run->n, p->master, mine * sizeof(float)));
+        run->n += mine;
+    }
+    return NULL;
+}
+
+static char *step_shared(struct trainer *t, cairn_graph *graph, enum shared_kind kind, int step) {
+    float x[8 * 24];
+    for (int i = 0; i < 8 * 24; i++) x[i] = (float)((i * 29 + step) % 97 - 48) / 32;
+    if (step == SHARED_OVERFLOW) x[5] = INFINITY;
+    EXPECT_OK(cairn_tensor_write(t->x, x, 8 * 24));
+    if (!graph) {
+        EXPECT_OK(trainer_step(t));
+    } else if (kind >= SHARED_LAMB && num_ranks > 1 && step == CAIRN_GRAPH_WARMUP) { /* and the step is called then */
+        EXPECT_REFUSED(cairn_graph_replay(graph), CAIRN_ESTATE, "call the step instead of recording it");
+        EXPECT_OK(cairn_graph_replay(graph));
+    } else {
+        EXPECT_OK(cairn_graph_replay(graph));
+    }
+    return NULL;
+}
+
+static char *run_shared(cairn_env *env, enum shared_kind kind, struct shared_run *run) {
+    struct trainer t = {.model = NULL};
+    cairn_graph *graph = NULL;
+    cairn_manual_seed(env, 11);
+    t.model = make_mlp(env, 24, 16, 5);
+    EXPECT(t.model != NULL);
+    EXPECT_OK(make_shared(kind, cairn_module_params(t.model), &t.optimizer));
+    EXPECT_OK(amp_initialize(env, t.model, t.optimizer, amp_options(.opt_level = AMP_O2, .verbosity = -1), &t.amp));
+    EXPECT_OK(ddp_create(t.model, cairn_env_group(env), ddp_options(.shard_optimizer = CAIRN_ON, .bucket_nbytes = 300),
+                         &t.net));
+    t.x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
+    t.y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
+    if (run->records) EXPECT_OK(cairn_graph_capture(env, trainer_step, &t, &graph));
+    for (int step = 0; step < SHARED_STEPS; step++) PASS(step_shared(&t, graph, kind, step));
+    EXPECT_OK(cairn_env_synchronize(env));
+    EXPECT(!graph || cairn_graph_is_recorded(graph) == (kind < SHARED_LAMB || num_ranks == 1));
+    PASS(take_values(&t, env, run));
+    PASS(expect_equal_weights(env, t.model));
+    run->scale = amp_next_scale(t.amp);
+    run->skipped = cairn_optimizer_skipped(t.optimizer);
+    cairn_graph_destroy(&graph);
+    trainer_destroy(&t);
+    return NULL;
+}
+
+static char *replay_shared(cairn_env *env, void *ctx) {
+    struct shared_run *runs = calloc(2, sizeof(runs[0]));
+    EXPECT(runs != NULL);
+    (void)ctx;
+    for (int kind = 0; kind < NUM_SHARED; kind++) {
+        memset(runs, 0, 2 * sizeof(runs[0]));
+        runs[1].records = true;
+        for (int k = 0; k < 2; k++) PASS(run_shared(env, (enum shared_kind)kind, &runs[k]));
+        EXPECT(runs[0].n == runs[1].n && memcmp(runs[0].values, runs[1].values, runs[0].n * sizeof(float)) == 0);
+        EXPECT(runs[0].scale == runs[1].scale && runs[0].skipped == runs[1].skipped && runs[0].skipped > 0);
+    }
+    free(runs);
+    return NULL;
+}
+
+static void shared_updates_are_recorded_or_refused(void **state) {
+    (void)state;
+    with_ranks(replay_shared, NULL);
 }
 
 /* ---- buffers of the trainer's own ---- */
@@ -429,6 +547,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(collectives_move_memory_of_gpus),
         cmocka_unit_test(ranks_train_to_equal_weights),
         cmocka_unit_test(ranks_record_a_step_and_replay_it),
+        cmocka_unit_test(shared_updates_are_recorded_or_refused),
         cmocka_unit_test(ranks_with_own_buffers_leave_the_scale_on_the_device),
         cmocka_unit_test(group_outlives_the_graphs_that_have_recorded_it),
         cmocka_unit_test(replay_fails_once_its_group_has),
