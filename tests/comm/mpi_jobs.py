@@ -3,7 +3,8 @@ themselves, and what is said where it cannot be.
 
 usage: mpi_jobs.py CAIRN_RUN QUICKSTART COLLECTIVES_RANK MPI_USER FORK_TEST
 
-Skipped without Open MPI. How jobs end whose ranks fail is mpi_faults.py's."""
+Skipped without Open MPI. With CAIRN_TEST_SHORT in the environment collectives run on 1, 2, 3 and 8 ranks, without it on
+1 to 8. How jobs end whose ranks fail is mpi_faults.py's."""
 import os
 import signal
 import subprocess
@@ -43,8 +44,8 @@ class Jobs(unittest.TestCase):
         self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
         self.assertEqual(sorted(got.stdout.split("\n")[:-1]), [f"rank {r} of {ranks}: mpi" for r in range(ranks)])
 
-    def test_every_collective_gives_its_definition_on_1_to_8_ranks(self):
-        for ranks in range(1, 9):
+    def test_every_collective_gives_its_definition_on_any_number_of_ranks(self):
+        for ranks in [1, 2, 3, 8] if os.environ.get("CAIRN_TEST_SHORT") else range(1, 9):
             with self.subTest(ranks=ranks):
                 self.holds(ranks)
 

@@ -1,7 +1,8 @@
 """Reads the machine code of the GPU module: kernels that hand values on unchanged hold no instruction that makes a NaN
 the canonical one, whose bits are not those that the CPU keeps.
 
-usage: sass.py MAPS_H NVCC MODULE...        exits 77 where there is no cuobjdump with its nvdisasm
+usage: sass.py MAPS_H NVCC MODULE...        exits 77 where there is no cuobjdump with its nvdisasm; tools/install-peers
+                                            gets them
 
 ptxas makes of a choice between a number and a constant a maximum (FMNMX), of -x a subtraction from 0 (FADD), and both
 return one NaN for all. Conversions between f32 and halves do, too: kernel.cuh chooses the CPU's NaN beside them, which
@@ -17,6 +18,8 @@ import sysconfig
 import tempfile
 
 import sources
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 # Kernels that keep bits, by a function or type in their mangled names, and maps that do, by their names in maps.h.
 KEEPING = ("relu_of relu_slope round_to fill_with cast_list copy_list clamp_list check_list copy_packs copy_any "
@@ -35,7 +38,8 @@ def find_tools():
     """The folder of cuobjdump, which wants nvdisasm on its PATH; None where one of them is missing."""
     nvcc = os.path.realpath(shutil.which(sys.argv[2]) or sys.argv[2])
     folders = [os.path.dirname(nvcc), "/usr/local/cuda/bin"]
-    folders += sorted(glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/bin"))
+    for packages in (sysconfig.get_paths()["purelib"], ROOT + "/build-check/peers/torch2/lib/python*/site-packages"):
+        folders += sorted(glob.glob(packages + "/nvidia/*/bin"))
     folders += [os.path.dirname(path) for path in [shutil.which("cuobjdump")] if path]
     return next((f for f in folders if all(os.access(os.path.join(f, n), os.X_OK) for n in ("cuobjdump", "nvdisasm"))),
                 None)
