@@ -41,6 +41,8 @@ cairn_status cairn__group_kill_if_failed(cairn_group *group, const struct cairn_
         (void)cairn__notes_exchange(group, call, status);
         keep_cause(group);
     }
+    if (!group->family->failure[0])
+        snprintf(group->family->failure, sizeof(group->family->failure), "%.447s", group->cause);
     return cairn__fail(status, "%s", group->cause);
 }
 

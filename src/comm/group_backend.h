@@ -114,6 +114,7 @@ struct cairn__family {
     bool published, store_fails; /* deadlock.c: this rank's wait stands in the store; a request to it has failed */
     bool has_record;             /* deadlock.c's key of this rank is in the store */
     bool deadlocked;             /* groups die of that: its message needs no notes */
+    char failure[448];           /* the cause of the first of its groups that died on this rank; "" = none did */
 };
 
 struct cairn_group {

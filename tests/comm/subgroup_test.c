@@ -470,6 +470,32 @@ static void abort_ends_the_making_of_groups(void **state) {
     run_group_within(3, 10, abort_while_a_group_is_made, NULL);
 }
 
+/* Rank 1 ends both its groups since one died of rank 2, with which rank 0 has none but the parent. */
+static char *leave_after_a_failure(cairn_group *group, void *ctx) {
+    const int rank = cairn_group_rank(group);
+    cairn_group *first = NULL, *last = NULL;
+    (void)ctx;
+    EXPECT_OK(cairn_group_new(group, (int[]){0, 1}, 2, NULL, &first));
+    EXPECT_OK(cairn_group_new(group, (int[]){1, 2}, 2, NULL, &last));
+    if (rank == 2) cairn_group_abort(last);
+    if (rank == 1) EXPECT(cairn_barrier(last) == CAIRN_EPEER);
+    if (rank == 1) cairn_group_destroy(&last);
+    if (rank == 0) {
+        EXPECT(cairn_barrier(first) == CAIRN_EPEER);
+        EXPECT_SAYS("rank 1 of group 1 (rank 1 of all) (pid ");
+        EXPECT_SAYS(" left the group while rank 0 waited in ");
+        EXPECT_SAYS("; a group of it had failed before: rank 1 of group 2 (rank 2 of all) aborted the group while");
+    }
+    cairn_group_destroy(&last);
+    cairn_group_destroy(&first);
+    return NULL;
+}
+
+static void a_rank_that_leaves_after_a_failure_names_its_cause(void **state) {
+    (void)state;
+    run_group(3, leave_after_a_failure, NULL);
+}
+
 /* Rank 1 asks for memory as the others do, and then passes none on. */
 static char *pass_no_memory(cairn_group *group, void *ctx) {
     void *memory = NULL;
@@ -690,6 +716,7 @@ int main(void) {
         cmocka_unit_test(group_that_a_rank_left_dies_without_the_others),
         cmocka_unit_test(aborted_group_is_named_and_its_parent_lives),
         cmocka_unit_test(abort_ends_the_making_of_groups),
+        cmocka_unit_test(a_rank_that_leaves_after_a_failure_names_its_cause),
         cmocka_unit_test(memory_that_a_rank_does_not_pass_on_is_not_waited_for),
         cmocka_unit_test(ranks_that_disagree_in_a_made_group_are_named_with_it),
         cmocka_unit_test(group_has_a_timeout_of_its_own),

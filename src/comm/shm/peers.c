@@ -28,14 +28,16 @@ cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const ch
     char who[96];
     cairn__group_name_rank(s->group, rank, who, sizeof(who));
     const int pid = s->peers[rank].pid;
+    const char *const cause = s->control ? shm_lane(s, rank)->cause : "";
     switch (cairn__shm_gone(s, rank)) {
     case SHM_ABORTED:
         return cairn__fail(CAIRN_EPEER, "%s aborted the group while rank %d %s", who, s->rank, did);
     case SHM_GAVE_UP:
         return cairn__fail(CAIRN_EPEER, "%s gave up while rank %d %s: %.*s", who, s->rank, did, SHM_CAUSE_NBYTES,
-                           shm_lane(s, rank)->cause);
+                           cause);
     case SHM_LEFT:
-        return cairn__fail(CAIRN_EPEER, "%s (pid %d) left the group while rank %d %s", who, pid, s->rank, did);
+        return cairn__fail(CAIRN_EPEER, "%s (pid %d) left the group while rank %d %s%s%.*s", who, pid, s->rank, did,
+                           cause[0] ? "; a group of it had failed before: " : "", SHM_CAUSE_NBYTES, cause);
     default:
         return cairn__fail(CAIRN_EPEER, "%s (pid %d) ended while rank %d %s", who, pid, s->rank, did);
     }

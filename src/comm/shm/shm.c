@@ -181,7 +181,7 @@ static void leave_control(struct cairn__shm *s) {
 static void shm_destroy(cairn_group *group) {
     struct cairn__shm *s = group->impl;
     if (!s) return;
-    if (s->control) publish_gone(s, SHM_LEFT, "");
+    if (s->control) publish_gone(s, SHM_LEFT, group->family->failure);
     cairn__shm_free_all(s);
     for (int r = 0; r < s->size && s->peers && s->root == s; r++) {
         if (s->peers[r].fd >= 0) close(s->peers[r].fd);
