@@ -4,44 +4,17 @@
  * usage: random_faults_test shm | gloo MOMENTS [SEED [FIRST]]
  *        FIRST: the number of the first one, 0 if not given; CAIRN_TEST_FAULTS in the environment overrides MOMENTS;
  *        with CAIRN_TEST_MACHINES=aab ranks are on machines of these names, and each second moment is of long sums */
-#include "group_processes.h"
 #include "machines.h"
+#include "moments.h"
 
 #include <math.h>
 #include <sys/time.h>
 
 #include "collectives.h"
-#include "core/status.h"
 #include "trial.h"
 
-enum fault { KILL, EXIT, STOP, NUM_FAULTS };
-static const char *const fault_names[NUM_FAULTS] = {"is killed", "exits", "is stopped"};
-
-static const double TIMEOUT = 3;   /* seconds; the group's where a rank stops */
-static const double AT_ONCE = 5;   /* s, within which a death is reported */
-static const double PATIENCE = 60; /* for what hangs */
-
-struct told {
-    cairn_status status;
-    uint64_t at_ns;
-    int new_descriptors;
-    char text[1024], descriptors[2000];
-};
-
-struct moment {
-    int number, size, victim;
-    enum fault fault;
-    bool early;   /* it strikes while the ranks may still be meeting */
-    long wait_us; /* after the start, or after all have met */
-};
-
-/* What parent and children share. */
-static struct board {
-    struct moment moment;
-    atomic_int ready;
-    atomic_ullong struck_ns;
-    struct told told[MAX_RANKS];
-} * board;
+static const double TIMEOUT = 3; /* seconds; the group's where a rank stops */
+static const double AT_ONCE = 5; /* s, within which a death is reported */
 
 static const char *backend = "shm";
 static int moments = 12, first;
@@ -51,7 +24,7 @@ static unsigned seed = 1;
 
 static void exit_now(int signal_number) {
     (void)signal_number;
-    atomic_store(&board->struck_ns, cairn__now_ns());
+    note_strike();
     _exit(9);
 }
 
@@ -104,18 +77,17 @@ static cairn_status reduce_until_failure(cairn_group *group, unsigned random, ch
 static void take_part(int rank, int size, int port) {
     struct told *told = &board->told[rank];
     struct member m;
-    told->status = join_group(backend, rank, size, port, TIMEOUT, &m);
-    told->at_ns = cairn__now_ns();
-    snprintf(told->text, sizeof(told->text), "%s", cairn_last_error());
+    tell(rank, join_group(backend, rank, size, port, TIMEOUT, &m));
     if (told->status != CAIRN_OK) return;
-    atomic_fetch_add(&board->ready, 1);
+    note_ready();
     if (!board->moment.early && rank == board->moment.victim && board->moment.fault == EXIT) {
         exit_later(board->moment.wait_us);
     }
     const bool sums = machines && board->moment.number % 2 == 1;
-    told->status = (sums ? reduce_until_failure : collectives_loop)(m.group, (unsigned)board->moment.number, told->text,
-                                                                    sizeof(told->text));
-    told->at_ns = cairn__now_ns();
+    char text[sizeof(told->text)];
+    const cairn_status st =
+        (sums ? reduce_until_failure : collectives_loop)(m.group, (unsigned)board->moment.number, text, sizeof(text));
+    tell(rank, cairn__fail(st, "%s", text));
     leave_group(&m);
 }
 
@@ -133,8 +105,9 @@ static int run_rank(int rank, int size, int port) {
 /* ---- the parent ---- */
 
 static struct moment make_moment(int number) {
+    static const enum fault faults[] = {KILL, EXIT, STOP};
     unsigned random = seed * 7919u + (unsigned)number;
-    struct moment m = {.number = number, .fault = (enum fault)(number % NUM_FAULTS)};
+    struct moment m = {.seed = seed, .number = number, .fault = faults[number % 3]};
     for (int i = 0; i < 4; i++) (void)random_below(&random, 2);
     m.size = 2 + (int)random_below(&random, 3);
     m.victim = (int)random_below(&random, (unsigned)m.size);
@@ -143,52 +116,11 @@ static struct moment make_moment(int number) {
     return m;
 }
 
-static void describe(const struct moment *m, char *text, size_t nbytes) {
-    snprintf(text, nbytes, "moment %d of seed %u on %s: rank %d of %d %s %.1f ms after %s", m->number, seed, backend,
-             m->victim, m->size, fault_names[m->fault], (double)m->wait_us * 1e-3, m->early ? "the start" : "meeting");
-}
-
-static void strike(struct processes *p, const struct moment *m) {
-    const uint64_t deadline = cairn__now_ns() + (uint64_t)(PATIENCE * 1e9);
-    while (!m->early && atomic_load(&board->ready) < m->size && cairn__now_ns() < deadline) sleep_ms(1);
-    if (m->fault == EXIT) return; /* it does so itself */
-    nanosleep(&(struct timespec){.tv_sec = m->wait_us / 1000000, .tv_nsec = m->wait_us % 1000000 * 1000}, NULL);
-    kill(p->pids[m->victim], m->fault == KILL ? SIGKILL : SIGSTOP);
-    atomic_store(&board->struck_ns, cairn__now_ns());
-}
-
-/* Ends all, and says so, where one of the others does not end by itself. */
-static bool survivors_end(struct processes *p, const struct moment *m) {
-    const uint64_t deadline = cairn__now_ns() + (uint64_t)(PATIENCE * 1e9);
-    bool all = true;
-    for (int r = 0; r < p->size; r++) {
-        int status = 0;
-        if (r == m->victim) continue;
-        while (waitpid(p->pids[r], &status, WNOHANG) == 0 && cairn__now_ns() < deadline) sleep_ms(1);
-        if (cairn__now_ns() >= deadline) {
-            kill(p->pids[r], SIGKILL);
-            (void)end_of(p, r);
-        }
-        all = all && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    }
-    kill(p->pids[m->victim], SIGKILL);
-    (void)end_of(p, m->victim);
-    return all;
-}
-
-static bool names_victim(const struct moment *m, const char *text) {
-    char name[40];
-    snprintf(name, sizeof(name), "rank %d", m->victim);
-    return strstr(text, name) != NULL;
-}
-
-/* NULL, or what is wrong with the rank's report. */
-static const char *judge(const struct moment *m, const struct told *told) {
-    const double took = ((double)told->at_ns - (double)atomic_load(&board->struck_ns)) * 1e-9;
+static const char *judge(const struct moment *m, const struct told *told, double seconds) {
     const bool waits = m->fault == STOP || m->early; /* who never came is waited for as long */
     if (told->status != CAIRN_EPEER && told->status != CAIRN_ETIMEOUT) return "neither CAIRN_EPEER nor CAIRN_ETIMEOUT";
     if (told->status == CAIRN_ETIMEOUT && !waits) return "a death is no timeout";
-    if (took > (waits ? TIMEOUT : 0) + AT_ONCE) return "it came too late";
+    if (seconds > (waits ? TIMEOUT : 0) + AT_ONCE) return "it came too late";
     if (strcmp(backend, "shm") != 0) return NULL; /* gloo cannot always tell who, nor end what failed inside it */
     /* While a group or its memory is made, one that heard of the end and ended may be taken for the first. */
     const bool in_making = m->early || strstr(told->text, "exchanged memory");
@@ -197,31 +129,11 @@ static const char *judge(const struct moment *m, const struct told *told) {
     return NULL;
 }
 
-static void run_moment(const struct moment *m) {
-    struct processes p;
-    char story[300];
-    describe(m, story, sizeof(story));
-    memset(board, 0, sizeof(*board));
-    board->moment = *m;
-    start_ranks(&p, m->size, -1, run_rank);
-    strike(&p, m);
-    const bool all = survivors_end(&p, m);
-    cairn__store_stop(&p.server);
-    if (!all) fail_msg("%s: not all others ended well in time", story);
-    for (int r = 0; r < m->size; r++) {
-        const struct told *told = &board->told[r];
-        const char *wrong = r == m->victim ? NULL : judge(m, told);
-        if (!wrong) continue;
-        print_error("%s: rank %d: %s: CAIRN_%s: %s\n", story, r, wrong, cairn_status_name(told->status), told->text);
-        fail_msg("its descriptors are %s", told->descriptors);
-    }
-}
-
 static void other_ranks_report_one_that_fails_at_any_moment(void **state) {
     (void)state;
     for (int number = first; number < first + moments; number++) {
-        struct moment m = make_moment(number);
-        run_moment(&m);
+        const struct moment m = make_moment(number);
+        run_moment(&m, run_rank, judge, backend);
     }
     assert_int_equal(count_files_in_dev_shm(), 0);
     assert_int_equal(count_entries("."), 2);
@@ -231,8 +143,7 @@ static void other_ranks_report_one_that_fails_at_any_moment(void **state) {
 static int set_up(void **state) {
     static char folder[] = "/tmp/cairn-faults-XXXXXX";
     *state = folder;
-    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (board == MAP_FAILED || !mkdtemp(folder)) return -1;
+    if (!make_board() || !mkdtemp(folder)) return -1;
     return setenv("TMPDIR", folder, 1) || chdir(folder);
 }
 
