@@ -176,6 +176,8 @@ static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__pro
     made->timeout_name = timeout == parent->timeout ? parent->timeout_name : "cairn_group_options.timeout";
     size = choose_members(parent, mine, made->parent_ranks);
     if (size > 0) st = derive(made, parent, size);
+    /* The parent dies with it: an exchange of outcomes would wait for the same rank a second time. */
+    if (is_deadly(st)) TRY(cairn__group_kill(parent, st));
     TRY(exchange_outcomes(parent, st, (enum proposal_kind)mine->kind));
     if (size > 0) {
         made->next = made->family->groups;

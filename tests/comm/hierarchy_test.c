@@ -1,11 +1,17 @@
 /* Sums in two levels: ranks that are threads, on machines that are names, over the engine of tests. */
 #include "machines.h"
 
+#include <poll.h>
+#include <stdatomic.h>
+
 #include "comm/exchange/parts.h"
 #include "core/alloc.h"
 #include "core/half.h"
 #include "device/module.h"
 #include "fake/engine.h"
+
+/* s; the notes take 1.5 of those beside the timeout */
+static const double MAKING_TIMEOUT = 5, NOTES_AND_SLACK = 4.5;
 
 static const struct fake_control *control;
 
@@ -349,6 +355,43 @@ static void a_rank_that_aborts_ends_the_wait_on_both_machines(void **state) {
     run_on("aabb", 0, leave_others, NULL);
 }
 
+static atomic_int awaiting; /* ranks */
+
+static cairn_status stop(cairn_group *group, cairn_group *parent) {
+    while (atomic_load(&awaiting) > 0) poll(NULL, 0, 1);
+    return cairn__group_gloo.derive(group, parent);
+}
+
+/* Those of its machine wait for its memory, the others for what they exchange. */
+static char *make_with_a_stopped_rank(cairn_group *group, void *ctx) {
+    const int rank = cairn_group_rank(group), stopped = *(const int *)ctx;
+    const uint64_t begin = cairn__now_ns();
+    struct cairn__group_backend backend = *group->backend;
+    cairn_group *made = NULL;
+    backend.derive = stop;
+    if (rank == stopped) group->backend = &backend;
+    const cairn_status st = cairn_group_new(group, NULL, 0, NULL, &made);
+    group->backend = &cairn__group_gloo;
+    const double seconds = (double)(cairn__now_ns() - begin) * 1e-9;
+    if (rank != stopped) atomic_fetch_sub(&awaiting, 1);
+    EXPECT((st == CAIRN_EPEER || st == CAIRN_ETIMEOUT) && made == NULL);
+    char name[40], took[100];
+    snprintf(name, sizeof(name), "rank %d", stopped);
+    if (rank != stopped) EXPECT_SAYS(name);
+    snprintf(took, sizeof(took), "it took %.1f s with a timeout of %g s", seconds, group->timeout);
+    if (rank != stopped && seconds > MAKING_TIMEOUT + NOTES_AND_SLACK) return FAILURE(took);
+    return NULL;
+}
+
+static void a_group_that_a_stopped_rank_is_to_make_fails_within_one_timeout(void **state) {
+    (void)state;
+    control->set(&(struct fake_faults){.seed = 0});
+    machines = "aabb";
+    atomic_store(&awaiting, 3);
+    run_group_of("gloo", 4, MAKING_TIMEOUT, make_with_a_stopped_rank, &(int){0});
+    machines = NULL;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(long_sums_have_the_bits_of_the_model),
@@ -364,6 +407,7 @@ int main(void) {
         cmocka_unit_test(memory_that_cannot_be_allocated_leaves_the_group_alive),
         cmocka_unit_test(steady_state_allocates_nothing),
         cmocka_unit_test(a_rank_that_aborts_ends_the_wait_on_both_machines),
+        cmocka_unit_test(a_group_that_a_stopped_rank_is_to_make_fails_within_one_timeout),
     };
     const void *table = NULL;
     static const struct cairn__module_use use = {"fake engine", "none", sizeof(struct fake_control)};
