@@ -189,52 +189,42 @@ out:
     return st;
 }
 
-/* The optimizer owns it from here on. */
-static void give(struct custom_kind *k, cairn_optimizer *o) {
-    k->optimizer = o;
-    o->own_kind = k;
+/* The optimizer that st was made with owns its kind from here on. */
+static cairn_status give(struct custom_kind *k, cairn_status st, cairn_optimizer *const *made) {
+    if (st == CAIRN_OK) {
+        k->optimizer = *made;
+        (*made)->own_kind = k;
+    } else {
+        cairn__free(k);
+    }
+    return st;
 }
 
 cairn_status cairn_custom_optimizer_create(cairn_param_set *set, const struct cairn_custom_optimizer *kind,
                                            const struct cairn_custom_options *options, cairn_optimizer **out) {
-    cairn_status st = CAIRN_OK;
     struct custom_kind *k = NULL;
-    TRY(make_kind(set, kind, out, &k));
-    TRY(cairn__kind_create(&k->base, set, options, out));
-    give(k, *out);
-    return CAIRN_OK;
-out:
-    cairn__free(k);
-    return st;
+    cairn_status st = make_kind(set, kind, out, &k);
+    if (st == CAIRN_OK) st = cairn__kind_create(&k->base, set, options, out);
+    return give(k, st, out);
 }
 
 cairn_status cairn_custom_optimizer_create_over(cairn_param_set *set, const size_t *indices, size_t count,
                                                 const struct cairn_custom_optimizer *kind,
                                                 const struct cairn_custom_options *options, cairn_optimizer **out) {
-    cairn_status st = CAIRN_OK;
     struct custom_kind *k = NULL;
-    TRY(make_kind(set, kind, out, &k));
-    TRY(cairn__kind_create_over(&k->base, set, indices, count, options, out));
-    give(k, *out);
-    return CAIRN_OK;
-out:
-    cairn__free(k);
-    return st;
+    cairn_status st = make_kind(set, kind, out, &k);
+    if (st == CAIRN_OK) st = cairn__kind_create_over(&k->base, set, indices, count, options, out);
+    return give(k, st, out);
 }
 
 cairn_status cairn_custom_optimizer_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set,
                                                          const struct cairn_custom_optimizer *kind,
                                                          const cairn_group_rule *rules, size_t count,
                                                          cairn_optimizer **out) {
-    cairn_status st = CAIRN_OK;
     struct custom_kind *k = NULL;
-    TRY(make_kind(set, kind, out, &k));
-    TRY(cairn__optimizer_create_grouped(&k->base, rule_nbytes, set, rules, count, out));
-    give(k, *out);
-    return CAIRN_OK;
-out:
-    cairn__free(k);
-    return st;
+    cairn_status st = make_kind(set, kind, out, &k);
+    if (st == CAIRN_OK) st = cairn__optimizer_create_grouped(&k->base, rule_nbytes, set, rules, count, out);
+    return give(k, st, out);
 }
 
 cairn_status(cairn_custom_optimizer_create_grouped)(cairn_param_set *set, const struct cairn_custom_optimizer *kind,
