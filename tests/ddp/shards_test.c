@@ -57,10 +57,6 @@ struct training {
     ddp_context *net;
 };
 
-static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
-}
-
 /* An update that goes by an element's place in its parameter. */
 static void update_own(void *ctx, const struct cairn_custom_update *u) {
     (void)ctx;
@@ -234,12 +230,26 @@ static char *expect_equal(cairn_env *env, const struct setup *s) {
 
 /* ---- equal bits ---- */
 
-static char *train_every_level(cairn_env *env, void *ctx) {
-    (void)ctx;
-    for (int kind = 0; kind < NUM_KINDS; kind++) {
+/* Kinds and levels; without is_exact within what norms allow, with sums of gradients and overflows. */
+struct walk {
+    enum kind first, end;
+    bool is_exact, clips;
+};
+
+static char *walk(cairn_env *env, void *ctx) {
+    const struct walk *w = ctx;
+    for (enum kind kind = w->first; kind < w->end; kind++) {
         if (kind == OWN && is_on_gpu()) continue; /* its update is the host's */
         for (int l = 0; l < NUM_LEVELS; l++) {
-            const struct setup s = {.kind = (enum kind)kind, .level = levels[l], .bucket_nbytes = l % 2 ? 600 : 0};
+            const struct setup s = {.kind = kind,
+                                    .level = levels[l],
+                                    .clips = w->clips,
+                                    .accumulates = !w->is_exact && l % 2 == 1,
+                                    .overflows = !w->is_exact && levels[l].level == AMP_O2,
+                                    .bucket_nbytes = !w->is_exact ? 500
+                                                     : l % 2      ? 600
+                                                                  : 0};
+            if (!w->is_exact && levels[l].level == AMP_O3) continue; /* whose weights round the last bit up */
             PASS(expect_equal(env, &s));
         }
     }
@@ -248,7 +258,7 @@ static char *train_every_level(cairn_env *env, void *ctx) {
 
 static void bits_are_those_without_shards_at_every_level(void **state) {
     (void)state;
-    for (int p = 1; p <= 4; p++) run_ranks(p, train_every_level, NULL);
+    for (int p = 1; p <= 4; p++) run_ranks(p, walk, &(struct walk){SGD, NUM_KINDS, .is_exact = true});
 }
 
 static char *train_other_ways(cairn_env *env, void *ctx) {
@@ -269,50 +279,19 @@ static char *train_other_ways(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static char *train_clipped(cairn_env *env, void *ctx) {
-    (void)ctx;
-    for (int kind = 0; kind < NUM_KINDS; kind++) {
-        if (kind == OWN && is_on_gpu()) continue; /* its update is the host's */
-        for (int l = 0; l < NUM_LEVELS; l++) {
-            const struct level level = levels[l];
-            const struct setup s = {.kind = (enum kind)kind,
-                                    .level = level,
-                                    .clips = true,
-                                    .accumulates = l % 2 == 1,
-                                    .overflows = level.level == AMP_O2,
-                                    .bucket_nbytes = 500};
-            if (level.level == AMP_O3) continue; /* whose weights round the last bit up */
-            PASS(expect_equal(env, &s));
-        }
-    }
-    return NULL;
+static void bits_are_those_without_shards_however_gradients_come(void **state) {
+    (void)state;
+    for (int p = 2; p <= 4; p++) run_ranks(p, train_other_ways, NULL);
 }
 
 static void clipping_is_by_the_norm_of_all_shards(void **state) {
     (void)state;
-    for (int p = 2; p <= 4; p++) run_ranks(p, train_clipped, NULL);
-}
-
-static char *train_by_norms(cairn_env *env, void *ctx) {
-    (void)ctx;
-    for (int kind = NUM_KINDS; kind < ALL_KINDS; kind++) {
-        for (int l = 0; l < NUM_LEVELS; l++) {
-            const struct level level = levels[l];
-            const struct setup s = {.kind = (enum kind)kind,
-                                    .level = level,
-                                    .accumulates = l % 2 == 1,
-                                    .overflows = level.level == AMP_O2,
-                                    .bucket_nbytes = 500};
-            if (level.level == AMP_O3) continue; /* whose weights round the last bit up */
-            PASS(expect_equal(env, &s));
-        }
-    }
-    return NULL;
+    for (int p = 2; p <= 4; p++) run_ranks(p, walk, &(struct walk){SGD, NUM_KINDS, .clips = true});
 }
 
 static void rates_are_by_norms_of_all_shards(void **state) {
     (void)state;
-    for (int p = 2; p <= 4; p++) run_ranks(p, train_by_norms, NULL);
+    for (int p = 2; p <= 4; p++) run_ranks(p, walk, &(struct walk){NUM_KINDS, ALL_KINDS, .clips = false});
 }
 
 /* ---- the user reads ---- */
@@ -338,11 +317,6 @@ static char *read_norms(cairn_env *env, void *ctx) {
 static void norms_are_those_of_whole_gradients(void **state) {
     (void)state;
     for (int p = 1; p <= 4; p++) run_ranks(p, read_norms, NULL);
-}
-
-static void bits_are_those_without_shards_however_gradients_come(void **state) {
-    (void)state;
-    for (int p = 2; p <= 4; p++) run_ranks(p, train_other_ways, NULL);
 }
 
 /* ---- memory ---- */
@@ -545,6 +519,6 @@ int main(void) {
         cmocka_unit_test(a_nan_is_the_greatest_of_all_shards),
         cmocka_unit_test(options_that_contradict_are_refused),
     };
-    cairn_set_log(be_quiet, NULL);
+    cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

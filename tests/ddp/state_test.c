@@ -3,10 +3,6 @@
 #include "../resume_gan.h"
 #include "../state/folder.h"
 
-static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
-}
-
 static char *resume_on_a_rank(cairn_env *env, void *ctx) {
     const struct resume_case *c = ctx;
     PASS(resumes(env, c, 0));
@@ -848,7 +844,7 @@ static int without_files(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest by_chance[] = {
         cmocka_unit_test_setup_teardown(trainings_by_chance_go_on_to_the_bit, with_files_of_some, without_files)};
-    cairn_set_log(be_quiet, NULL);
+    cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     if (getenv("CAIRN_TEST_SHORT")) num_seeds = 3;
     if (argc > 2 && strcmp(argv[1], "random") == 0) {
         num_seeds = atoi(argv[2]);

@@ -197,10 +197,6 @@ static void step(struct training *t, int number) {
     assert_int_equal(cairn_optimizer_step_skipped(t->optimizer), number == OVERFLOWS_AT);
 }
 
-static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
-}
-
 static void train(struct training *t, int from, int to) {
     for (int number = from; number <= to; number++) step(t, number);
 }
@@ -393,7 +389,7 @@ static void kinds_that_cannot_be_are_refused_by_name(void **state) {
 }
 
 static int begin_all(void **state) {
-    cairn_set_log(be_quiet, NULL);
+    cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     return make_env(state);
 }
 

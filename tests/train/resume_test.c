@@ -13,12 +13,8 @@
 #include "../resume_gan.h"
 #include "../state/folder.h"
 
-static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
-}
-
 static int begin_all(void **state) {
-    cairn_set_log(be_quiet, NULL);
+    cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     return make_env(state);
 }
 
@@ -357,7 +353,7 @@ static void a_step_that_will_be_skipped_is_so_after_a_load(void **state) {
     CALM(bring_back(&at, rest.parts, rest.num_parts));
     cairn_set_log(keep_log, NULL);
     CALM(gan_step(&rest, c.at, losses));
-    cairn_set_log(be_quiet, NULL);
+    cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     assert_int_equal(cairn_optimizer_skipped(rest.by_d), 1);
     assert_int_equal(cairn_optimizer_skipped(rest.by_g), 1);
     assert_non_null(strstr(log_text, "Skipping step"));
