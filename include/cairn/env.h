@@ -52,7 +52,8 @@ struct cairn_env_options {
  *   options     NULL = all defaults
  *
  * Collective: returns on every rank or fails on every rank. Finding the store, meeting the others there and parting
- * from it have meeting_timeout each. What was found is logged at info before the ranks wait for one another.
+ * from it have meeting_timeout each; sharing memory within machines, where there are several, has timeout besides. What
+ * was found is logged at info before the ranks wait for one another.
  * Error file  where the launcher named one, a process that ends with a code that is not 0 leaves this thread's last
  *             error there, and one that dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT the signal and a backtrace;
  *             handlers are set from the first call on, only where the program has none. The launcher's report shows it.
