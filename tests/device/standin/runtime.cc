@@ -105,9 +105,13 @@ bool run_one(cudaStream_t s) {
     return true;
 }
 
-/* For a host that waits, while other threads go on. */
+/* For a host that waits, while other threads go on. What s waits for may stand in a stream that no host waits for. */
 void run_or_let_go(cudaStream_t s) {
     if (run_one(s)) return;
+    const std::vector<cudaStream_t> streams = runtime.streams;
+    for (cudaStream_t other : streams) {
+        if (run_one(other)) return;
+    }
     runtime.lock.unlock();
     sched_yield();
     runtime.lock.lock();
