@@ -37,6 +37,12 @@ static inline void log_nothing(void *cookie, cairn_log_level level, const char *
     (void)cookie, (void)level, (void)message;
 }
 
+/* Whether environments are on GPUs that the test does not name. */
+static inline bool check_ranks_have_gpus(void) {
+    const char *device = getenv("CAIRN_DEVICE");
+    return device && strncmp(device, "cuda", 4) == 0;
+}
+
 /* ---- on the test's own thread ---- */
 
 #define OK(call)                                                                                                     \

@@ -7,7 +7,8 @@
  *     stage 1      F0 B0 F1    B1 F2 B2 F3 B3
  *
  * Stage s is a module on rank s of a group. Its output goes to stage s + 1 as that one's input, and the gradient of
- * that comes back, both as messages of the group, through memory of the group where it has some (shm). A rank with
+ * that comes back, both as messages of the group, through memory of the group where it has some (shm), by NCCL from GPU
+ * to GPU. A rank with
  * several modules has stages rank, rank + ranks, rank + 2 * ranks, ... Every rank has an environment, an optimizer and
  * an amp context of its own:
  *
@@ -22,7 +23,9 @@
  *
  * Batches     A batch is cut along dimension 0, as torch.chunk cuts: equal micro-batches, the last one smaller where
  *             they do not come out even. Sizes, types and shapes go ahead of what they describe, so that batches may
- *             differ from step to step.
+ *             differ from step to step. Between GPUs they do so when the shape of the input, frozen parameters or the
+ *             call (step, eval) are others than last time; otherwise what stages send has to be alike, or ends the
+ *             pipeline (CAIRN_ENOTSUP).
  * Gradients   are those of the mean over the batch: the loss of a micro-batch, which the loss function returns as a
  *             mean, counts by its rows. They are added up in f32, micro-batch after micro-batch in every schedule, so
  *             that all schedules give the bits that one rank gives which calls cairn_backward for the same
@@ -39,9 +42,13 @@
  * Memory      A stage holds what backward needs of the micro-batches whose forward it has run and whose backward it has
  *             not: all of them with GPipe, at most (stages - stage) with 1F1B. Beside it, until the step ends, about
  *             700 bytes on the host for each operation of each micro-batch.
+ * Waiting     On GPUs a step waits where it begins, for the ranks to agree on the batch, and for *loss; the first one
+ *             with such a batch for every message. Messages have streams of their own, one for each neighbour and
+ *             direction: whatever waits for a message is behind it in no queue, so that no schedule can stop.
  * Failures    What a rank finds wrong before a step fails on all ranks, and the pipeline goes on. What fails within one
- *             ends the pipeline: the other ranks return CAIRN_EPEER with that rank's sentence; gradients are then
- *             incomplete, and cairn_step refuses them. The group given to create lives on.
+ *             ends the pipeline: the other ranks return CAIRN_EPEER with that rank's sentence, over NCCL CAIRN_ETIMEOUT
+ *             once the group's timeout is over; gradients are then incomplete, and cairn_step refuses them. The group
+ *             given to create lives on.
  * Threads     one thread an environment, as everything of it.
  * Source      torch.distributed.pipelining (PipelineStage, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B); Huang
  *             et al., "GPipe", 2019; Narayanan et al., "Efficient Large-Scale Language Model Training", 2021. */
@@ -99,24 +106,25 @@ struct cairn_pipeline_options {
 /* Makes the stages of a pipeline.
  *
  *   modules  [num_modules] roots, in the order of their stages; the same number on every rank. They stay the caller's
- *   group    of host memory, of any number of ranks; the pipeline makes channels of its own of it
+ *   group    of any number of ranks, on CPUs or with a GPU each; the pipeline makes groups of its own of it
  *   options  the same on every rank, but for functions, amp and optimizer
  *   out      ends before modules, amp, optimizer and group
  *
  * After amp_initialize and before the first step. Collective: returns on every rank or fails on every rank.
- * Errors: CAIRN_EINVAL; CAIRN_ENOTSUP a group of several GPUs; CAIRN_EPEER another rank's
- * error, or ranks whose options, levels or loss scales differ; CAIRN_ETIMEOUT; CAIRN_ENOMEM. */
+ * Errors: CAIRN_EINVAL; CAIRN_EPEER another rank's error, or ranks whose options, levels or loss scales differ;
+ * CAIRN_ETIMEOUT; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_pipeline_create(cairn_module *const *modules, int num_modules, cairn_group *group,
                                              const struct cairn_pipeline_options *options, cairn_pipeline **out);
 
-/* Not collective; NULL is fine. */
+/* Not collective; NULL is fine. On GPUs it waits for what is queued. */
 CAIRN_API void cairn_pipeline_destroy(cairn_pipeline **pipeline);
 
 /* Forward and backward of a batch: leaves gradients, which add to those that are there.
  *
  *   input   [rows, ...] on the rank with the first stage; NULL elsewhere
  *   target  [rows, ...] on the rank with the last stage; NULL elsewhere
- *   loss    out: the mean over the batch, on the rank with the last stage; or NULL
+ *   loss    out: the mean over the batch, on the rank with the last stage; or NULL, where it is not needed: on a GPU
+ *           it is waited for
  *
  * Collective. Results that the step makes end with it; those of the program stay, but for a rank without an optimizer,
  * whose step is over (cairn_release_results). Returns when this rank's part is done.

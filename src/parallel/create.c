@@ -41,16 +41,8 @@ static cairn_status check_modules(cairn_module *const *modules, int num_modules,
     return CAIRN_OK;
 }
 
-static cairn_status check_memory(const cairn_env *env, cairn_group *group) {
-    const bool is_host = strcmp(env->device->ops->name, "cpu") == 0 && strcmp(cairn_group_backend(group), "nccl") != 0;
-    REQUIRE(cairn_group_size(group) == 1 || is_host, CAIRN_ENOTSUP,
-            "cairn_pipeline_create: pipelines of several ranks exchange memory of the host; use device \"cpu\" and a "
-            "backend other than nccl");
-    return CAIRN_OK;
-}
-
-static cairn_status check(cairn_module *const *modules, int num_modules, cairn_group *group,
-                          struct cairn_pipeline_options *o, const struct cairn_pipeline_options *options) {
+static cairn_status check(cairn_module *const *modules, int num_modules, struct cairn_pipeline_options *o,
+                          const struct cairn_pipeline_options *options) {
     cairn_status st = CAIRN_OK;
     REQUIRE(num_modules > 0 && modules, CAIRN_EINVAL,
             "cairn_pipeline_create: num_modules is %d and modules is %s; at least one module must be given",
@@ -60,7 +52,6 @@ static cairn_status check(cairn_module *const *modules, int num_modules, cairn_g
     TRY(check_schedule(o, num_modules));
     TRY(check_modules(modules, num_modules, o->ddp));
     cairn_env *const env = cairn__module_env(modules[0]);
-    TRY(check_memory(env, group));
     REQUIRE(!o->optimizer || cairn__optimizer_env(o->optimizer) == env, CAIRN_EINVAL,
             "cairn_pipeline_create: the optimizer belongs to another environment than the modules");
     REQUIRE(!o->optimizer || !cairn__optimizer_partners(o->optimizer), CAIRN_ESTATE,
@@ -235,18 +226,19 @@ out:
     return st;
 }
 
-/* Both directions have a channel, so that a gradient need not wait its turn among activations. */
 static cairn_status connect(cairn_pipeline *p, cairn_group *group) {
-    const int next = (p->rank + 1) % p->ranks, before = (p->rank + p->ranks - 1) % p->ranks;
     const int slots = cairn__pipeline_slots(p->options.schedule, p->ranks);
     cairn_status st = CAIRN_OK;
-    cairn_group *channels[2] = {NULL, NULL};
     for (int i = 0; i < 2; i++) {
-        TRY(cairn_group_new(group, NULL, 0, NULL, &channels[i]));
-        st = cairn__hop_create(p->env->device, channels[i], i ? before : next, i ? next : before, slots,
-                               i ? &p->back : &p->ahead);
+        struct cairn__hop *hop = i ? &p->back : &p->ahead;
+        st = cairn__hop_create(p->env->device, slots, hop);
         TRY(cairn__group_agree_on_status(group, "cairn_pipeline_create", st));
+        TRY(cairn__hop_connect(hop, group, i == 1, p->chunks > 1));
     }
+    p->channel = p->ahead.out;
+    if (!p->ahead.has_lanes) return CAIRN_OK;
+    p->channel = NULL;
+    TRY(cairn_group_new(group, NULL, 0, NULL, &p->channel));
 out:
     return st;
 }
@@ -258,7 +250,7 @@ cairn_status cairn_pipeline_create(cairn_module *const *modules, int num_modules
     cairn_pipeline *p = NULL;
     struct cairn_pipeline_options o = {.struct_size = sizeof(o)};
     int with_optimizer = 0;
-    st = check(modules, num_modules, group, &o, options);
+    st = check(modules, num_modules, &o, options);
     if (st == CAIRN_OK) st = make(modules, num_modules, group, &o, &p);
     TRY(cairn__group_agree_on_status(group, "cairn_pipeline_create", st));
     TRY(agree(p, group, &with_optimizer));
@@ -278,10 +270,15 @@ void cairn_pipeline_destroy(cairn_pipeline **pipeline) {
     if (p->partner_group) cairn__optimizer_set_partners(p->options.optimizer, NULL);
     cairn__ties_end(p);
     cairn_group_destroy(&p->partner_group);
+    if (p->ahead.has_lanes) {
+        (void)cairn__device_synchronize(p->env->device); /* a lane that ends before loses what is on its way */
+        cairn_group_destroy(&p->channel);
+    }
     cairn__hop_end(&p->ahead);
     cairn__hop_end(&p->back);
     for (int i = 0; i < 2; i++) cairn_tensor_destroy(&p->anchors[i]);
     cairn__device_free(p->env->device, p->grad);
+    cairn__device_free(p->env->device, p->losses);
     cairn__free(p->actions);
     cairn__free(p->flights);
     cairn__free(p->modules);

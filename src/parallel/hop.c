@@ -20,30 +20,59 @@ size_t cairn__parcel_nbytes(const struct cairn__parcel *parcel) {
 }
 
 /* Groups know no bool. */
-static cairn_dtype type_of(const struct cairn__parcel *parcel) {
+cairn_dtype cairn__parcel_dtype(const struct cairn__parcel *parcel) {
     return parcel->dtype == CAIRN_BOOL ? CAIRN_U8 : (cairn_dtype)parcel->dtype;
-}
-
-enum { WORDS = sizeof(struct cairn__parcel) / sizeof(int64_t) };
-
-static bool is_alone(const struct cairn__hop *hop) {
-    return cairn_group_size(hop->channel) == 1;
 }
 
 /* ---- making and ending ---- */
 
-cairn_status cairn__hop_create(struct cairn_device *device, cairn_group *channel, int to, int from, int num_slots,
-                               struct cairn__hop *out) {
-    *out = (struct cairn__hop){.device = device, .channel = channel, .to = to, .from = from, .num_slots = num_slots};
+cairn_status cairn__hop_create(struct cairn_device *device, int num_slots, struct cairn__hop *out) {
+    *out = (struct cairn__hop){.device = device, .num_slots = num_slots};
     return cairn__calloc((size_t)num_slots, sizeof(out->slots[0]), (void **)&out->slots);
+}
+
+/* Both directions have a channel, so that a gradient need not wait its turn among activations. */
+cairn_status cairn__hop_connect(struct cairn__hop *hop, cairn_group *group, bool is_back, bool is_ring) {
+    const int rank = cairn_group_rank(group), ranks = cairn_group_size(group);
+    const int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
+    cairn_status st = CAIRN_OK;
+    hop->is_alone = ranks == 1;
+    hop->has_lanes = ranks > 1 && !cairn__is_on_host(hop->device);
+    if (hop->has_lanes) return cairn__lanes_connect(hop, group, is_back, is_ring);
+    TRY(cairn_group_new(group, NULL, 0, NULL, &hop->out));
+    hop->in = hop->out;
+    hop->to = is_back ? before : next;
+    hop->from = is_back ? next : before;
+out:
+    return st;
 }
 
 /* The group's memory and works go with it. */
 void cairn__hop_end(struct cairn__hop *hop) {
-    cairn_group_destroy(&hop->channel);
-    for (int i = 0; hop->slots && i < hop->num_slots; i++) cairn__device_free(hop->device, hop->slots[i].memory);
+    if (hop->in == hop->out) hop->in = NULL;
+    cairn_group_destroy(&hop->out);
+    cairn_group_destroy(&hop->in);
+    for (int i = 0; hop->slots && i < hop->num_slots; i++) {
+        cairn__device_free(hop->device, hop->slots[i].memory);
+        cairn__device_free(hop->device, hop->slots[i].head);
+    }
+    cairn__device_free(hop->device, hop->head);
+    cairn__free(hop->sent.parcels);
+    cairn__free(hop->received.parcels);
     cairn__free(hop->slots);
     *hop = (struct cairn__hop){0};
+}
+
+void cairn__hop_begin(struct cairn__hop *hop, bool is_known) {
+    if (hop->has_lanes) cairn__lanes_begin(hop, is_known);
+}
+
+/* Lanes are aborted without a word: the pipeline's channel has it, and its peers look there. */
+cairn_status cairn__hop_kill(struct cairn__hop *hop, cairn_status status) {
+    if (!hop->has_lanes) return cairn__group_kill(hop->out, status);
+    cairn_group_abort(hop->out);
+    cairn_group_abort(hop->in);
+    return status;
 }
 
 /* ---- slots ---- */
@@ -84,6 +113,15 @@ out:
 
 /* ---- sending ---- */
 
+static cairn_status send_both(struct cairn__hop *hop, struct cairn__slot *slot, const void *memory) {
+    const size_t n = cairn__parcel_numel(&slot->parcel);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn_send(hop->out, &slot->parcel, CAIRN__PARCEL_WORDS, CAIRN_I64, hop->to, &slot->works[0]));
+    if (n > 0) TRY(cairn_send(hop->out, memory, n, cairn__parcel_dtype(&slot->parcel), hop->to, &slot->works[1]));
+out:
+    return st;
+}
+
 cairn_status cairn__hop_send(struct cairn__hop *hop, const struct cairn__parcel *parcel, const void *values) {
     struct cairn__slot *slot = &hop->slots[hop->next];
     const size_t nbytes = cairn__parcel_nbytes(parcel);
@@ -99,42 +137,50 @@ cairn_status cairn__hop_send(struct cairn__hop *hop, const struct cairn__parcel 
     if (nbytes > 0) TRY(cairn__device_copy(hop->device, memory, values, nbytes));
     hop->next = (hop->next + 1) % hop->num_slots;
     if (nbytes > hop->largest) hop->largest = nbytes;
-    slot->is_full = is_alone(hop);
+    slot->is_full = hop->is_alone;
     if (slot->is_full) return CAIRN_OK;
-    TRY(cairn_send(hop->channel, &slot->parcel, WORDS, CAIRN_I64, hop->to, &slot->works[0]));
-    if (nbytes > 0)
-        TRY(cairn_send(hop->channel, memory, cairn__parcel_numel(parcel), type_of(parcel), hop->to, &slot->works[1]));
+    st = hop->has_lanes ? cairn__lane_send(hop, slot, memory) : send_both(hop, slot, memory);
 out:
     return st;
 }
 
 /* From memory that it sees the receiver copies by itself; elsewhere this rank has to move it on. */
 cairn_status cairn__hop_flush(struct cairn__hop *hop) {
-    const bool moves_alone = cairn__group_shares_memory(hop->channel) && hop->largest <= hop->part;
-    return is_alone(hop) || moves_alone ? CAIRN_OK : finish_all(hop);
+    if (hop->is_alone) return CAIRN_OK;
+    const bool moves_alone = hop->out && cairn__group_shares_memory(hop->out) && hop->largest <= hop->part;
+    cairn_status st = CAIRN_OK;
+    if (!moves_alone) TRY(finish_all(hop));
+    if (hop->has_lanes) TRY(cairn__lanes_check(hop));
+out:
+    return st;
 }
 
 /* ---- receiving ---- */
 
 cairn_status cairn__hop_receive(struct cairn__hop *hop, struct cairn__parcel *parcel) {
-    if (!is_alone(hop)) return cairn_recv(hop->channel, parcel, WORDS, CAIRN_I64, hop->from, NULL);
+    if (hop->has_lanes) return cairn__lane_hear(hop, parcel);
+    if (!hop->is_alone) return cairn_recv(hop->in, parcel, CAIRN__PARCEL_WORDS, CAIRN_I64, hop->from, NULL);
     const struct cairn__slot *slot = &hop->slots[hop->oldest];
     REQUIRE(slot->is_full, CAIRN_EINTERNAL, "pipeline: a rank alone receives what it has not sent");
     *parcel = slot->parcel;
     return CAIRN_OK;
 }
 
-cairn_status cairn__hop_receive_values(struct cairn__hop *hop, const struct cairn__parcel *parcel, void *values) {
-    const size_t n = cairn__parcel_numel(parcel);
-    if (!is_alone(hop))
-        return n == 0 ? CAIRN_OK : cairn_recv(hop->channel, values, n, type_of(parcel), hop->from, NULL);
+static cairn_status take_own(struct cairn__hop *hop, void *values) {
     struct cairn__slot *slot = &hop->slots[hop->oldest];
     cairn_status st = CAIRN_OK;
-    if (n > 0) TRY(cairn__device_copy(hop->device, values, slot->sent, cairn__parcel_nbytes(parcel)));
+    TRY(cairn__device_copy(hop->device, values, slot->sent, cairn__parcel_nbytes(&slot->parcel)));
     slot->is_full = false;
     hop->oldest = (hop->oldest + 1) % hop->num_slots;
 out:
     return st;
+}
+
+cairn_status cairn__hop_receive_values(struct cairn__hop *hop, const struct cairn__parcel *parcel, void *values) {
+    const size_t n = cairn__parcel_numel(parcel);
+    if (hop->is_alone) return take_own(hop, values);
+    if (n == 0) return CAIRN_OK;
+    return cairn_recv(hop->in, values, n, cairn__parcel_dtype(parcel), hop->from, NULL);
 }
 
 /* ---- group memory ---- */
@@ -143,13 +189,13 @@ cairn_status cairn__hop_share(struct cairn__hop *hop, size_t nbytes) {
     const size_t part = (nbytes + CAIRN__ALIGN - 1) / CAIRN__ALIGN * CAIRN__ALIGN;
     cairn_status st = CAIRN_OK;
     void *memory = NULL;
-    if (part <= hop->part || is_alone(hop)) return CAIRN_OK;
+    if (part <= hop->part || hop->is_alone || hop->has_lanes) return CAIRN_OK;
     TRY(finish_all(hop));
     memory = hop->shared;
     hop->shared = NULL;
     hop->part = 0;
-    if (memory) TRY(cairn_group_free(hop->channel, &memory));
-    TRY(cairn_group_alloc(hop->channel, (size_t)hop->num_slots * part, &memory));
+    if (memory) TRY(cairn_group_free(hop->out, &memory));
+    TRY(cairn_group_alloc(hop->out, (size_t)hop->num_slots * part, &memory));
     hop->shared = memory;
     hop->part = part;
     for (int i = 0; i < hop->num_slots; i++) {

@@ -9,7 +9,7 @@
 #include "optim/hooks.h"
 #include "parallel/plan.h"
 
-/* ---- hop.c: messages to one neighbour, and from the other ---- */
+/* ---- hop.c, lane.c: messages to one neighbour, and from the other ---- */
 
 /* What goes ahead of an array: whole numbers alone. */
 struct cairn__parcel {
@@ -26,27 +26,46 @@ struct cairn__slot {
     struct cairn__parcel parcel;
     void *memory; /* device memory of the hop's own, where the group has none that is large enough */
     size_t room;
+    void *head;           /* of a lane, device memory: the parcel */
     cairn_work *works[2]; /* of the parcel and of the array; NULL = done */
     const void *sent;     /* where the array stands; of a rank that is its own neighbour */
     bool is_full;
 };
 
-/* A channel in which this rank sends to one neighbour and receives from the other. */
+/* The parcels of a call's messages through one lane, in their order. */
+struct cairn__told {
+    struct cairn__parcel *parcels;
+    size_t count, capacity, next;
+};
+
+/* A direction: this rank sends to one neighbour and receives from the other. */
 struct cairn__hop {
     struct cairn_device *device;
-    cairn_group *channel;
-    int to, from; /* ranks of channel; both are this one where it is alone */
+    cairn_group *out, *in; /* of host memory one channel of all ranks; of GPUs' lanes, NULL where there is none */
+    int to, from;          /* ranks of out and in */
+    bool is_alone;         /* this rank is its own neighbour */
+    bool has_lanes;
     struct cairn__slot *slots;
     int num_slots, next, oldest;
     char *shared;   /* group memory: a part for each slot */
     size_t part;    /* bytes of one */
     size_t largest; /* array sent so far, in bytes */
+
+    /* of lanes */
+    bool is_known; /* this call's messages are those of the one before: arrays travel alone */
+    struct cairn__told sent, received;
+    void *head; /* device memory: the parcel that arrives */
 };
 
-/* Takes the channel over. Errors: CAIRN_ENOMEM. */
-cairn_status cairn__hop_create(struct cairn_device *device, cairn_group *channel, int to, int from, int num_slots,
-                               struct cairn__hop *out);
+/* A hop without groups. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__hop_create(struct cairn_device *device, int num_slots, struct cairn__hop *out);
+/* Makes its groups, of which it sends ahead to the next rank of group, or back to the one before. is_ring: also between
+ * the last rank and the first. Collective. */
+cairn_status cairn__hop_connect(struct cairn__hop *hop, cairn_group *group, bool is_back, bool is_ring);
 void cairn__hop_end(struct cairn__hop *hop);
+
+/* Before a call's messages. is_known, the same on all ranks: they are those of the one before, which went well. */
+void cairn__hop_begin(struct cairn__hop *hop, bool is_known);
 
 /* Copies the array of *parcel, dense in device memory, and sends both; waits where all slots are on their way. */
 cairn_status cairn__hop_send(struct cairn__hop *hop, const struct cairn__parcel *parcel, const void *values);
@@ -58,11 +77,29 @@ cairn_status cairn__hop_receive_values(struct cairn__hop *hop, const struct cair
 /* Group memory for arrays of nbytes in every slot, the same on every rank; collective. Errors: cairn_group_alloc's. */
 cairn_status cairn__hop_share(struct cairn__hop *hop, size_t nbytes);
 
-/* What is on its way and needs this rank to get there has arrived. */
+/* What is on its way and needs this rank to get there has arrived, or the device's stream waits for it. */
 cairn_status cairn__hop_flush(struct cairn__hop *hop);
+
+/* This rank has failed with status, whose sentence is the last error: ends the groups. Returns status. */
+cairn_status cairn__hop_kill(struct cairn__hop *hop, cairn_status status);
 
 size_t cairn__parcel_numel(const struct cairn__parcel *parcel);
 size_t cairn__parcel_nbytes(const struct cairn__parcel *parcel);
+cairn_dtype cairn__parcel_dtype(const struct cairn__parcel *parcel); /* as groups know it */
+
+/* ---- lane.c: the same between GPUs ---- */
+
+enum { CAIRN__PARCEL_WORDS = sizeof(struct cairn__parcel) / sizeof(int64_t) };
+
+/* Of one direction; as cairn__hop_connect. */
+cairn_status cairn__lanes_connect(struct cairn__hop *hop, cairn_group *group, bool is_back, bool is_ring);
+void cairn__lanes_begin(struct cairn__hop *hop, bool is_known);
+cairn_status cairn__lanes_check(struct cairn__hop *hop); /* that none has failed, as far as this rank knows */
+/* Says what comes, and hears what does: the first time in a message, which the host that receives it waits for. Errors:
+ * CAIRN_ENOTSUP this call's messages were to be those of the one before, and this one is not. */
+cairn_status cairn__lane_hear(struct cairn__hop *hop, struct cairn__parcel *parcel);
+/* A parcel and its array, dense in device memory. */
+cairn_status cairn__lane_send(struct cairn__hop *hop, struct cairn__slot *slot, const void *memory);
 
 /* ---- a pipeline ---- */
 
@@ -86,6 +123,7 @@ struct cairn_pipeline {
     int chunks, rank, ranks;
     struct cairn_pipeline_options options;
     ddp_context **ddp;             /* [chunks], each NULL where there is none */
+    cairn_group *channel;          /* of all stages, for words of the host; without lanes it is ahead's */
     struct cairn__hop ahead, back; /* activations to the next rank, gradients to the one before */
     cairn_tensor *anchors[2];      /* scalars, inputs of what is received: the second one wants a gradient */
 
@@ -94,7 +132,10 @@ struct cairn_pipeline {
     size_t actions_capacity, flights_capacity;
     void *grad; /* device memory: the gradient that came last */
     size_t grad_room;
-    int in_flight; /* of the last step */
+    int in_flight;  /* of the last step */
+    uint64_t terms; /* a hash of the last call's, which went well; 0 = there is none */
+    void *losses;   /* device memory: of the micro-batches, where the last stage is */
+    size_t losses_room;
 
     struct cairn__partners partners;
     cairn_group *partner_group; /* of the ranks with optimizers; NULL = this one has none, or is alone */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/trace.h"
 #include "parallel/pipeline.h"
 
@@ -17,7 +18,9 @@ struct run {
     cairn_tensor *input, *target;
     int64_t rows, split;
     int micro_batches;
-    double loss;
+    double *loss; /* NULL = not wanted, or another rank's */
+    cairn_dtype loss_type;
+    uint64_t terms;        /* a hash of what all ranks have said */
     cairn_tensor **output; /* NULL = not wanted */
 };
 
@@ -27,6 +30,7 @@ struct call {
     int64_t status;                /* of what the rank checked by itself */
     int64_t trains, rows, targets; /* targets: rows of the target; -1 = none is given */
     uint64_t largest;              /* bytes of an array sent so far */
+    uint64_t shapes;               /* a hash of what shapes of messages follow from, beside numbers of rows */
 };
 
 static cairn_status check_rows(const cairn_pipeline *p, const cairn_tensor *t, const char *what, int64_t *rows) {
@@ -45,6 +49,22 @@ static bool is_unsynced(const cairn_pipeline *p) {
         if (p->ddp[i] && cairn_module_params(p->modules[i])->unsynced) return true;
     }
     return false;
+}
+
+static uint64_t hash_shapes(const struct run *r) {
+    const cairn_pipeline *p = r->p;
+    uint64_t hash = CAIRN__HASH_START;
+    for (int i = 0; i < p->chunks; i++) {
+        const struct cairn_param_set *set = cairn_module_params(p->modules[i]);
+        for (size_t k = 0; k < set->count; k++)
+            hash = cairn__hash_word(hash, cairn__param_requires_grad(set->params[k]));
+    }
+    if (!cairn__pipeline_has_first(p) || !r->input) return hash;
+    hash = cairn__hash_word(hash, (uint64_t)cairn_tensor_dtype(r->input));
+    hash = cairn__hash_word(hash, cairn__tensor_wants_grad(r->input));
+    for (int d = 0; d < cairn_tensor_ndim(r->input); d++)
+        hash = cairn__hash_word(hash, (uint64_t)cairn_tensor_size(r->input, d));
+    return hash;
 }
 
 static cairn_status check_own(const struct run *r, struct call *mine) {
@@ -76,11 +96,33 @@ static cairn_status compare(const struct call *all, int ranks) {
     return CAIRN_OK;
 }
 
+static uint64_t hash_terms(const struct call *all, int ranks) {
+    uint64_t hash = cairn__hash_word(CAIRN__HASH_START, (uint64_t)all[0].trains);
+    hash = cairn__hash_word(hash, (uint64_t)all[0].rows);
+    for (int i = 0; i < ranks; i++) hash = cairn__hash_word(hash, all[i].shapes);
+    return hash;
+}
+
 static void cut(struct run *r, int64_t rows) {
     const struct cairn_pipeline_options *o = &r->p->options;
     r->rows = rows;
     r->split = o->split_size ? o->split_size : (rows + o->n_microbatches - 1) / o->n_microbatches;
     r->micro_batches = (int)((rows + r->split - 1) / r->split);
+}
+
+/* Of any type. */
+static cairn_status make_losses(const struct run *r) {
+    cairn_pipeline *p = r->p;
+    const size_t nbytes = (size_t)r->micro_batches * sizeof(double);
+    cairn_status st = CAIRN_OK;
+    if (nbytes <= p->losses_room) return CAIRN_OK;
+    cairn__device_free(p->env->device, p->losses);
+    p->losses = NULL;
+    p->losses_room = 0;
+    TRY(cairn__device_alloc(p->env->device, CAIRN__HOLDS_STATE, nbytes, &p->losses));
+    p->losses_room = nbytes;
+out:
+    return st;
 }
 
 static cairn_status make_lists(struct run *r) {
@@ -92,30 +134,40 @@ static cairn_status make_lists(struct run *r) {
     memset(p->flights, 0, count * sizeof(p->flights[0]));
     cairn__pipeline_plan(p->options.schedule, p->rank, p->ranks, p->chunks, r->micro_batches, p->actions);
     if (r->trains) p->in_flight = cairn__pipeline_plan_in_flight(p->actions, 2 * count);
+    if (r->loss && r->target) TRY(make_losses(r));
 out:
     return st;
 }
 
 static cairn_status begin(struct run *r, const char *name) {
     cairn_pipeline *p = r->p;
-    cairn_group *group = p->ahead.channel;
-    struct call all[CAIRN__MAX_RANKS], mine = {.trains = r->trains};
+    struct call all[CAIRN__MAX_RANKS], mine = {.trains = r->trains, .shapes = hash_shapes(r)};
     uint64_t largest = 0;
     bool failed = false;
     cairn_status st = CAIRN_OK;
     const cairn_status own = check_own(r, &mine);
     mine.status = own;
     mine.largest = p->ahead.largest > p->back.largest ? p->ahead.largest : p->back.largest;
-    TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
+    TRY(cairn__group_exchange(p->channel, all, &mine, sizeof(mine)));
     for (int i = 0; i < p->ranks; i++) failed |= all[i].status != CAIRN_OK;
-    if (failed) return cairn__group_agree_on_status(group, name, own); /* with that rank's sentence */
+    if (failed) return cairn__group_agree_on_status(p->channel, name, own); /* with that rank's sentence */
     TRY(compare(all, p->ranks));
     for (int i = 0; i < p->ranks; i++) largest = all[i].largest > largest ? all[i].largest : largest;
     TRY(cairn__hop_share(&p->ahead, (size_t)largest));
     TRY(cairn__hop_share(&p->back, (size_t)largest));
     cut(r, all[0].rows);
+    r->terms = hash_terms(all, p->ranks);
 out:
     return st;
+}
+
+/* The messages of a call follow from what all ranks have said before it. */
+static void begin_messages(const struct run *r) {
+    cairn_pipeline *p = r->p;
+    const bool is_known = r->terms == p->terms;
+    p->terms = 0;
+    cairn__hop_begin(&p->ahead, is_known);
+    cairn__hop_begin(&p->back, is_known);
 }
 
 /* ---- forward ---- */
@@ -192,11 +244,39 @@ out:
     return st;
 }
 
+static cairn_status keep_loss(struct run *r, int m, const cairn_tensor *loss) {
+    const cairn_dtype dtype = cairn_tensor_dtype(loss);
+    const size_t nbytes = cairn_dtype_nbytes(dtype);
+    if (!r->loss) return CAIRN_OK;
+    if (m == 0) r->loss_type = dtype;
+    REQUIRE(dtype == r->loss_type, CAIRN_EINVAL, "pipeline: the loss of micro-batch %d is %s and that of the first %s",
+            m, cairn_dtype_name(dtype), cairn_dtype_name(r->loss_type));
+    return cairn__device_copy(r->p->env->device, (char *)r->p->losses + (size_t)m * nbytes, cairn__tensor_values(loss),
+                              nbytes);
+}
+
+/* The mean over the batch: once all is queued, since a GPU is waited for. */
+static cairn_status read_loss(const struct run *r) {
+    cairn_status st = CAIRN_OK;
+    cairn_tensor *losses = NULL;
+    double *values = NULL, sum = 0;
+    if (!r->loss || !r->target) return CAIRN_OK;
+    losses = cairn_tensor_over(r->p->env, r->loss_type, 1, (int64_t[]){r->micro_batches}, NULL, r->p->losses);
+    if (!losses) return cairn__last_status();
+    TRY(cairn__calloc((size_t)r->micro_batches, sizeof(values[0]), (void **)&values));
+    TRY(cairn_tensor_read_as(losses, CAIRN_F64, values, (size_t)r->micro_batches));
+    for (int m = 0; m < r->micro_batches; m++) sum += (double)rows_of(r, m) / (double)r->rows * values[m];
+    *r->loss = sum;
+out:
+    cairn__free(values);
+    cairn_tensor_destroy(&losses);
+    return st;
+}
+
 static cairn_status finish_output(struct run *r, int m, cairn_tensor *y, struct cairn__flight *flight) {
     const cairn_pipeline *p = r->p;
     const double part = (double)rows_of(r, m) / (double)r->rows;
     const uint64_t failures = cairn__failures();
-    double value = 0;
     cairn_status st = CAIRN_OK;
     if (r->output) TRY(keep_output(r, m, y));
     if (!r->target) return CAIRN_OK;
@@ -205,8 +285,7 @@ static cairn_status finish_output(struct run *r, int m, cairn_tensor *y, struct 
     TRY(check_made(loss, "the loss function", failures));
     REQUIRE(cairn_tensor_numel(loss) == 1, CAIRN_EINVAL,
             "pipeline: the loss function returned %zu elements; it must be one", cairn_tensor_numel(loss));
-    TRY(cairn_tensor_read_as(loss, CAIRN_F64, &value, 1));
-    r->loss += part * value;
+    TRY(keep_loss(r, m, loss));
     if (!r->trains) return CAIRN_OK;
     flight->from = r->micro_batches == 1 ? loss : cairn_mul_scalar(loss, part);
     if (!flight->from) return cairn__last_status();
@@ -315,6 +394,7 @@ static cairn_status run_actions(struct run *r) {
     const cairn_pipeline *p = r->p;
     const size_t count = 2 * (size_t)p->chunks * (size_t)r->micro_batches;
     cairn_status st = CAIRN_OK;
+    begin_messages(r);
     for (size_t i = 0; i < count; i++) {
         const struct cairn__action *a = &p->actions[i];
         if (a->is_backward && !r->trains) continue;
@@ -323,6 +403,8 @@ static cairn_status run_actions(struct run *r) {
     }
     TRY(cairn__hop_flush(&r->p->ahead));
     TRY(cairn__hop_flush(&r->p->back));
+    TRY(read_loss(r));
+    r->p->terms = r->terms;
 out:
     return st;
 }
@@ -331,8 +413,9 @@ out:
 static cairn_status fail(cairn_pipeline *p, cairn_status st) {
     if (st != CAIRN_EPEER && st != CAIRN_ETIMEOUT) cairn__fail_in(p->name);
     if (p->partner_group) st = cairn__group_kill(p->partner_group, st);
-    st = cairn__group_kill(p->ahead.channel, st);
-    return cairn__group_kill(p->back.channel, st);
+    if (p->ahead.has_lanes) st = cairn__group_kill(p->channel, st);
+    st = cairn__hop_kill(&p->ahead, st);
+    return cairn__hop_kill(&p->back, st);
 }
 
 static cairn_status fail_step(struct run *r, cairn_status st) {
@@ -361,12 +444,15 @@ out:
 cairn_status cairn_pipeline_step(cairn_pipeline *pipeline, cairn_tensor *input, cairn_tensor *target, double *loss) {
     REQUIRE(pipeline, CAIRN_EINVAL, "cairn_pipeline_step: pipeline is NULL");
     const bool has_last = cairn__pipeline_has_last(pipeline);
-    struct run r = {.p = pipeline, .trains = true, .input = input, .target = has_last ? target : NULL};
+    struct run r = {.p = pipeline,
+                    .trains = true,
+                    .input = input,
+                    .target = has_last ? target : NULL,
+                    .loss = has_last ? loss : NULL};
     cairn_status st = CAIRN_OK;
     TRY(begin(&r, "cairn_pipeline_step"));
     st = run_step(&r);
     if (st != CAIRN_OK) return fail_step(&r, st);
-    if (loss && has_last) *loss = r.loss;
 out:
     return st;
 }
@@ -379,6 +465,7 @@ cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tensor *input, 
     struct run r = {.p = pipeline,
                     .input = input,
                     .target = has_last ? target : NULL,
+                    .loss = has_last ? loss : NULL,
                     .output = output && has_last ? &made : NULL};
     cairn_status st = CAIRN_OK;
     TRY(begin(&r, "cairn_pipeline_eval"));
@@ -389,7 +476,6 @@ cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tensor *input, 
     if (st == CAIRN_OK) st = ended;
     if (st != CAIRN_OK) cairn_tensor_destroy(&made);
     if (st != CAIRN_OK) return fail(pipeline, st);
-    if (loss && r.target) *loss = r.loss;
     if (r.output) *output = made;
 out:
     return st;

@@ -56,7 +56,7 @@ static cairn_status agree(cairn_pipeline *p, const struct cairn__param *param) {
     struct kind all[CAIRN__MAX_RANKS];
     const struct kind mine = kind_of(param);
     cairn_status st = CAIRN_OK;
-    TRY(cairn__group_exchange(p->ahead.channel, all, &mine, sizeof(mine)));
+    TRY(cairn__group_exchange(p->channel, all, &mine, sizeof(mine)));
     st = compare(all, p->ranks);
 out:
     return st;
@@ -92,9 +92,9 @@ cairn_status cairn_pipeline_tie(cairn_pipeline *pipeline, int module, const char
     struct cairn__tie *t = NULL;
     st = find(p, module, name, &param);
     if (st == CAIRN_OK) st = cairn__calloc(1, sizeof(*t), (void **)&t);
-    TRY(cairn__group_agree_on_status(p->ahead.channel, "cairn_pipeline_tie", st));
+    TRY(cairn__group_agree_on_status(p->channel, "cairn_pipeline_tie", st));
     TRY(agree(p, param));
-    TRY(cairn_group_split(p->ahead.channel, param ? 0 : -1, p->rank, NULL, &t->group));
+    TRY(cairn_group_split(p->channel, param ? 0 : -1, p->rank, NULL, &t->group));
     t->param = param;
     if (param) TRY(share_values(t));
     if (param) {

@@ -93,9 +93,9 @@ static inline char *chain_make_layer(cairn_env *env, const struct chain *c, int 
     for (int k = 0; k < WIDTH * WIDTH; k++) weights[k] = chain_weight(c, i, k);
     for (int k = 0; k < WIDTH; k++) bias[k] = c->exact ? (float)(k % 2) : chain_number((uint32_t)i + 990, (uint32_t)k);
     EXPECT_OK(cairn_param_set_get(set, 0, &p));
-    memcpy(p.data, weights, sizeof(weights));
+    EXPECT_OK(cairn__device_upload(env->device, p.data, weights, sizeof(weights)));
     EXPECT_OK(cairn_param_set_get(set, 1, &p));
-    memcpy(p.data, bias, sizeof(bias));
+    EXPECT_OK(cairn__device_upload(env->device, p.data, bias, sizeof(bias)));
     for (size_t k = 0; k < 2; k++) EXPECT_OK(cairn_param_changed(set, k, 0));
     if (c->frozen > i) EXPECT_OK(cairn_module_require_grad(made->linear[i], 0));
     if (c->norms && i % 3 == 1) made->norm[i] = parts[count++] = cairn_batch_norm(env, WIDTH, 1e-5, 0.1);

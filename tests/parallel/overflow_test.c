@@ -168,6 +168,7 @@ static void run_processes(struct job *job) {
 
 static void processes_and_threads_know_it_alike(void **state) {
     (void)state;
+    if (check_ranks_have_gpus()) skip();            /* ranks of the stand-in for NCCL are threads of one process */
     for (int threads = 0; threads < 2; threads++) { /* processes first: what has threads does not fork */
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
             struct job job = planted(i, 3 + (int)i);
@@ -236,9 +237,10 @@ static void every_stage_of_one_replica_is_known(void **state) {
     for (size_t k = 0; k < job.found[0].count; k++) assert_int_equal(job.found[0].at[k].rank, job.found[0].at[k].stage);
 }
 
-/* Of two replicas the second one overflows: its stages are ranks 2 and 3. */
+/* Of two replicas the second one overflows: its stages are ranks 2 and 3. Of a sum over GPUs no rank is known. */
 static void every_rank_of_a_grid_knows_the_replica(void **state) {
     (void)state;
+    const bool knows = !check_ranks_have_gpus();
     for (int i = 0; i < 2; i++) {
         struct job job = new_job(2, 1, i ? CAIRN_PIPELINE_GPIPE : CAIRN_PIPELINE_1F1B, CAIRN_F16);
         job.c.replicas = 2;
@@ -247,7 +249,7 @@ static void every_rank_of_a_grid_knows_the_replica(void **state) {
         same_on_all(&job, 4);
         assert_true(job.found[0].count > 0);
         for (size_t k = 0; k < job.found[0].count; k++)
-            assert_true(job.found[0].at[k].rank == 2 + job.found[0].at[k].stage);
+            assert_int_equal(job.found[0].at[k].rank, knows ? 2 + job.found[0].at[k].stage : -1);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "device/env.h"
 #include "nn/hooks.h"
 
 enum { WIDTH = 8, ROWS = 16, STEPS = 4 };
@@ -43,7 +44,7 @@ static char *fill(cairn_tensor *t, int salt) {
     float values[WIDTH * WIDTH];
     for (int i = 0; i < WIDTH * WIDTH; i++) values[i] = number(i, salt);
     EXPECT_OK(cairn_init_constant(t, 0));
-    memcpy(cairn__tensor_values(t), values, sizeof(values));
+    EXPECT_OK(cairn__device_upload(cairn__tensor_env(t)->device, cairn__tensor_values(t), values, sizeof(values)));
     return NULL;
 }
 
