@@ -1,11 +1,10 @@
-/* Row-major products in column-major terms, and a set-associative index of them. */
+/* Row-major products in column-major terms. */
 #include "device/cuda/product_plan.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "core/dtype.h"
-#include "core/hash.h"
 #include "device/cuda/math_table.h"
 
 static_assert(sizeof(struct cairn__product_key) == 10 * 8 + 6 + 4 * 2 + 2, "keys are compared as bytes: no padding");
@@ -99,29 +98,6 @@ void cairn__product_plan_batch(const struct cairn__batch *b, bool tf32, struct c
     };
 }
 
-static uint64_t hash(const struct cairn__product_key *key) {
-    uint64_t words[sizeof(*key) / 8], h = CAIRN__HASH_START;
-    memcpy(words, key, sizeof(words));
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        h = cairn__hash_word(h, words[i]);
-        h ^= h >> 32; /* words at a time, so that high bits must be brought down */
-    }
-    return h;
-}
-
 size_t cairn__product_find(struct cairn__product_index *index, const struct cairn__product_key *key, bool *found) {
-    const size_t first = hash(key) % CAIRN__PRODUCT_SETS * CAIRN__PRODUCT_WAYS;
-    size_t oldest = first;
-    for (size_t i = first; i < first + CAIRN__PRODUCT_WAYS; i++) {
-        if (index->used[i] && memcmp(&index->keys[i], key, sizeof(*key)) == 0) {
-            index->used[i] = ++index->now;
-            *found = true;
-            return i;
-        }
-        if (index->used[i] < index->used[oldest]) oldest = i;
-    }
-    index->keys[oldest] = *key;
-    index->used[oldest] = ++index->now;
-    *found = false;
-    return oldest;
+    return cairn__index_find(&index->index, index->keys, key, sizeof(*key), found);
 }

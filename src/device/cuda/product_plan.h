@@ -6,6 +6,7 @@
 #ifndef CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 #define CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 
+#include "device/cuda/key_index.h"
 #include "device/device.h"
 
 /* What cuBLASLt does to the finished product. */
@@ -57,14 +58,11 @@ void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn_
 struct cairn__batch;
 void cairn__product_plan_batch(const struct cairn__batch *b, bool tf32, struct cairn__product_plan *out);
 
-/* A set-associative index of products: each key has a place, whose content is the caller's. A new key replaces the
- * least recently used one of its set. */
-enum { CAIRN__PRODUCT_SETS = 64, CAIRN__PRODUCT_WAYS = 8, CAIRN__PRODUCTS = CAIRN__PRODUCT_SETS * CAIRN__PRODUCT_WAYS };
+enum { CAIRN__PRODUCTS = CAIRN__INDEX_PLACES };
 
 struct cairn__product_index {
     struct cairn__product_key keys[CAIRN__PRODUCTS];
-    uint64_t used[CAIRN__PRODUCTS]; /* at the last use; 0 = free */
-    uint64_t now;
+    struct cairn__key_index index;
 };
 
 /* The key's place. *found: it had one already; otherwise the caller replaces the content. */
