@@ -15,6 +15,7 @@ const struct cairn__var_info cairn__vars[] = {
     {"CAIRN_CPU", "highest instruction set used: ref, avx2, avx512, avx512_bf16; can only remove"},
     {"CAIRN_DEVICE", "device of environments that name none: cpu (default), cuda, cuda:N, auto"},
     {"CAIRN_MODULE_PATH", "folder in which modules such as libcairn_cuda.so are looked for, and no other"},
+    {"CAIRN_CUDNN", "0: convolutions on a GPU go by im2col, whether or not there is cuDNN (1)"},
     {"CAIRN_TIMEOUT", "seconds a rank waits for another before it gives up (300)"},
     {"CAIRN_CHECK", "1: ranks of mpi, gloo and nccl groups compare their calls before each collective and message (0)"},
     {"CAIRN_MEETING_TIMEOUT", "seconds the ranks have to find each other when an environment is made (CAIRN_TIMEOUT)"},

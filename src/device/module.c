@@ -37,6 +37,8 @@ static const struct cairn__module_host host = {
     .grow = cairn__grow,
     .free = cairn__free,
     .last_error = cairn_last_error,
+    .var = cairn__var,
+    .open = cairn__module_open,
 };
 
 /* "/usr/lib" of "/usr/lib/libcairn.so", or of the program that libcairn.a is linked into. */

@@ -19,6 +19,8 @@
 extern "C" {
 #endif
 
+struct cairn__module_use;
+
 struct cairn__module_host {
     size_t size;         /* sizeof(struct cairn__module_host) as built */
     const char *version; /* CAIRN__VERSION_TEXT: module and library are of one build */
@@ -29,7 +31,10 @@ struct cairn__module_host {
     cairn_status (*calloc)(size_t count, size_t nbytes, void **out);
     cairn_status (*grow)(void **array, size_t *capacity, size_t want, size_t nbytes);
     void (*free)(void *p);
-    const char *(*last_error)(void); /* the thread's */
+    const char *(*last_error)(void);      /* the thread's */
+    const char *(*var)(const char *name); /* core/vars.h */
+    cairn_status (*open)(const struct cairn__module_use *use, const char *name,
+                         const void **table); /* another module */
 };
 
 /* The type of the symbol below. Returns the module's table of that kind; NULL, with the last error set through

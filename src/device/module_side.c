@@ -7,6 +7,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/vars.h"
 #include "device/module.h"
 
 /* Set by the entry point, before anything else here runs. */
@@ -50,6 +51,14 @@ void cairn__free(void *p) {
 
 const char *cairn_last_error(void) {
     return host->last_error();
+}
+
+const char *cairn__var(const char *name) {
+    return host->var(name);
+}
+
+cairn_status cairn__module_open(const struct cairn__module_use *use, const char *name, const void **table) {
+    return host->open(use, name, table);
 }
 
 CAIRN_API const void *cairn__module_entry(const struct cairn__module_host *given, const char *kind);

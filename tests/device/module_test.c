@@ -15,6 +15,7 @@
 #include "core/alloc.h"
 #include "core/status.h"
 #include "../check.h"
+#include "device/cuda/convs.h"
 #include "device/device.h"
 #include "fake_module.h"
 
@@ -269,6 +270,28 @@ static void gpu_that_does_not_exist_is_an_error(void **state) {
     fail_msg("%s", cairn_last_error());
 }
 
+/* Opening it finds every function of cuDNN that the module calls. */
+static void cudnn_of_this_build_has_what_the_module_calls(void **state) {
+    static const struct cairn__module_use use = {CAIRN__CONV_LIBRARY, "im2col", sizeof(struct cairn__conv_library)};
+    const struct cairn__conv_library *library = NULL;
+    struct cairn__conv_handle *handle = NULL;
+    char version[64] = "";
+    const cairn_status st = cairn__module_open(&use, "cudnn", (const void **)&library);
+    (void)state;
+    if (st == CAIRN_ENOTBUILT) {
+        print_message("%s\n", cairn_last_error());
+        skip();
+    }
+    if (st != CAIRN_OK) fail_msg("%s", cairn_last_error());
+    if (library->open(&handle, version, sizeof(version)) == CAIRN_OK) { /* there is a GPU */
+        assert_memory_equal(version, "cuDNN ", 6);
+        library->close(&handle);
+    } else {
+        SAYS("starting cuDNN: cuDNN says ");
+    }
+    assert_null(handle);
+}
+
 #define TEST(f) cmocka_unit_test_setup(f, unset_path)
 
 int main(int argc, char **argv) {
@@ -288,6 +311,7 @@ int main(int argc, char **argv) {
         TEST(holders_have_names),
         TEST(auto_computes_on_the_cpu_where_there_is_no_gpu_and_says_why_once),
         TEST(gpu_that_does_not_exist_is_an_error),
+        TEST(cudnn_of_this_build_has_what_the_module_calls),
     };
     if (argc != 2) return 1;
     fakes = argv[1];

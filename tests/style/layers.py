@@ -43,7 +43,7 @@ PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph
 FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda",
            "cublas": "src/device/cuda",
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
-           "nccl": "src/device/cuda",
+           "nccl": "src/device/cuda", "cudnn": "src/device/cuda",
            "jansson": ("src/state", "src/data"), "xxhash": "src/state", "sodium": "src/rendezvous",
            "jpeglib": "src/data/pictures", "jerror": "src/data/pictures", "png.h": "src/data/pictures",
            "mpi.h": "src/comm/mpi", "pmix.h": "src/rendezvous/pmix", "gloo/": "src/comm/gloo"}

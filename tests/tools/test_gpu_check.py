@@ -186,12 +186,17 @@ class GpuCheck(unittest.TestCase):
         line = ("cairn: debug: products: {}; a pass more took {} with a bias and {} with row sums that are not aligned "
                 "to 16 bytes, and {} whose epilogue cuBLASLt does not have")
         with open("said", "w", encoding="ascii") as f:
-            f.write("\n".join([line.format(10, 1, 2, 3), "copy = 5 GB/s", line.format(7, 0, 0, 1)]))
+            f.write("\n".join([line.format(10, 1, 2, 3), "copy = 5 GB/s", line.format(7, 0, 0, 1),
+                               "convolutions: 9; by im2col went 1 without cuDNN, 2 with arrays that are not aligned to "
+                               "16 bytes, 3 that cuDNN does not do, and 0 without memory for its workspace"]))
         self.check.BENCHES = (("cairn", "bench", ["cat", "said"], []),)
         quietly(self.check.bench_once, self.results, 1)
-        self.assertEqual(self.results.passes_more, {"products": 17, "bias": 1, "row sums": 2, "epilogue": 4})
+        self.assertEqual(self.results.passes_more,
+                         {"products": 17, "bias": 1, "row sums": 2, "epilogue": 4, "convolutions": 9,
+                          "without cuDNN": 1, "arrays": 2, "refused": 3, "workspace": 0})
         _, printed = quietly(self.check.print_passes_more, self.results)
         self.assertIn("Of 17 products in the benchmarks a pass more took: 1 with a bias and 2 with row sums", printed)
+        self.assertIn("Of 9 convolutions by im2col went: 1 without cuDNN, 2 with arrays", printed)
 
     def test_results_travel_where_out_is_set(self):
         os.makedirs("home")

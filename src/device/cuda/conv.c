@@ -9,6 +9,8 @@
  * packs of 16 bytes, which cuBLASLt multiplies slowly, and for gradients of weights, whose sum is over all images: a
  * product for each costs more than the copy where weights are large.
  *
+ * cuDNN comes first, where there is one and it takes the convolution (convs.h).
+ *
  * Images go in chunks whose matrices fit in MAX_SCRATCH. Columns of gradients are R, so that each result is rounded
  * once. */
 #include "device/cuda/conv.h"
@@ -17,6 +19,7 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "device/cuda/convs.h"
 #include "device/cuda/math_table.h"
 
 enum {
@@ -102,9 +105,9 @@ static bool copies_cost_less(const struct job *j) {
     return weights > (j->k + in_place) * j->pixels * nbytes_of(j->type);
 }
 
-static void choose(struct job *j, enum part written) {
+static void choose(struct job *j, enum cairn__conv_part written) {
     const bool packed = j->pixels * nbytes_of(j->type) % PACK_NBYTES == 0;
-    j->together = j->groups > 1 || !packed || (written == WEIGHT && copies_cost_less(j));
+    j->together = j->groups > 1 || !packed || (written == CAIRN__CONV_WEIGHTS && copies_cost_less(j));
     j->with_columns = j->together || !is_pointwise(&j->shape);
     /* in bytes of R, whatever the types are */
     const int64_t columns = j->with_columns ? j->taps * j->groups : 0;
@@ -353,14 +356,54 @@ static void write_nothing(const struct job *j, enum part written, void *result) 
     }
 }
 
+static cairn_status write_by_library(const struct job *j, enum cairn__conv_part part, void *result, const void *bias) {
+    const struct cairn__columns *g = &j->shape;
+    const struct cairn__conv_key key = {.n = j->n,
+                                        .c = g->c,
+                                        .h = g->h,
+                                        .w = g->w,
+                                        .k = j->k,
+                                        .r = g->r,
+                                        .s = g->s,
+                                        .p = g->p,
+                                        .q = g->q,
+                                        .groups = j->groups,
+                                        .stride = {g->stride[0], g->stride[1]},
+                                        .padding = {g->padding[0], g->padding[1]},
+                                        .dilation = {g->dilation[0], g->dilation[1]},
+                                        .part = (uint8_t)part,
+                                        .type = (uint8_t)j->type,
+                                        .tf32 = j->d->tf32 && j->type == CAIRN_F32,
+                                        .bias = bias != NULL};
+    const struct cairn__conv_arrays arrays = {.src = part == CAIRN__CONV_SRC ? result : src_at(j, j->src, 0),
+                                              .weights = part == CAIRN__CONV_WEIGHTS
+                                                             ? result
+                                                             : (void *)(uintptr_t)j->conv->weight,
+                                              .dst = part == CAIRN__CONV_DST ? result : dst_at(j, j->dst, 0),
+                                              .bias = bias};
+    return cairn__convs_write(j->d, &key, &arrays);
+}
+
+static void write_by_columns(struct job *j, enum cairn__conv_part part, void *result, const void *bias) {
+    void (*const write)(const struct job *, struct chunk *, void *, const void *) =
+        part == CAIRN__CONV_WEIGHTS ? write_weights
+        : part == CAIRN__CONV_SRC   ? write_src
+                                    : write_dst;
+    if (part != CAIRN__CONV_WEIGHTS && !read_weights(j)) return;
+    choose(j, part);
+    for (int64_t first = 0; first < j->n; first += j->most) {
+        struct chunk c = chunk_at(j, first);
+        write(j, &c, result, bias);
+    }
+}
+
 /* Writes one part, from the two others. */
 static void write_part(struct job *j, enum part written, void *result) {
     const struct cairn__conv *v = j->conv;
     const void *x = v->x, *y = v->dy, *bias = written == Y ? v->bias : NULL;
-    void (*const write)(const struct job *, struct chunk *, void *, const void *) = written == WEIGHT ? write_weights
-                                                                                    : (written == X) != v->transposed
-                                                                                        ? write_src
-                                                                                        : write_dst;
+    const enum cairn__conv_part part = written == WEIGHT                 ? CAIRN__CONV_WEIGHTS
+                                       : (written == X) != v->transposed ? CAIRN__CONV_SRC
+                                                                         : CAIRN__CONV_DST;
     if (!result || count_of(v, written) == 0) return;
     if (count_of(v, X) == 0 || count_of(v, WEIGHT) == 0 || count_of(v, Y) == 0) {
         write_nothing(j, written, result);
@@ -368,12 +411,10 @@ static void write_part(struct job *j, enum part written, void *result) {
     }
     j->src = v->transposed ? y : x;
     j->dst = v->transposed ? x : y;
-    if (written != WEIGHT && !read_weights(j)) return;
-    choose(j, written);
-    for (int64_t first = 0; first < j->n; first += j->most) {
-        struct chunk c = chunk_at(j, first);
-        write(j, &c, result, bias);
-    }
+    /* f64 is what others are compared with: one way is enough */
+    const cairn_status st = j->type == CAIRN_F64 ? CAIRN_ENOTSUP : write_by_library(j, part, result, bias);
+    if (st == CAIRN_ENOTSUP) write_by_columns(j, part, result, bias);
+    else cairn__cuda_kept(j->d, st);
 }
 
 static void write_bias_gradient(const struct job *j) {

@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "device/cuda/cache.h"
+#include "device/cuda/convs.h"
 #include "device/cuda/math_table.h"
 
 enum { LEAST_ARCH = 80 }; /* bf16 and tf32 products, and what the kernels are compiled for */
@@ -217,6 +218,7 @@ static void cuda_close(struct cairn_device *d) {
     cairn__cuda_enter(d);
     if (c->failed != CAIRN_OK) cairn__log(CAIRN_LOG_ERROR, "%s", c->failure);
     if (c->own) (void)cudaStreamSynchronize(c->stream);
+    cairn__convs_destroy(&c->convs);
     cairn__products_destroy(&c->products);
     cairn__staging_destroy(&c->staging);
     cairn__cache_destroy(&c->cache);

@@ -8,6 +8,7 @@
 struct CUstream_st; /* *cudaStream_t */
 struct CUevent_st;  /* *cudaEvent_t */
 struct cairn__cache;
+struct cairn__convs;
 struct cairn__products;
 struct cairn__staging;
 
@@ -46,6 +47,7 @@ struct cairn__cuda {
     struct CUevent_st *hand_over; /* after the old stream's work, when streams change */
     struct cairn__cache *cache;
     struct cairn__products *products;
+    struct cairn__convs *convs;       /* NULL until the first convolution */
     struct cairn__staging *staging;   /* NULL until the first upload */
     struct cairn__partials *partials; /* in device memory, CAIRN__CUDA_PARTIALS bytes, zeroed on open */
 

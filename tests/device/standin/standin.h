@@ -5,6 +5,7 @@
  *   runtime.cc            libcudart: streams whose work waits in queues, events, graphs, errors
  *   memory.cc             device memory that the host cannot touch, and what surrounds an allocation
  *   product.cc            libcublasLt: a plain product, for what is asked of it
+ *   cudnn.cc              libcudnn: plain convolutions
  *   nccl.cc               libnccl: ranks are threads, with a GPU each
  *
  * The environment chooses what it is like:
@@ -21,6 +22,9 @@
  *   CAIRN_STANDIN_CC       compute capability (90)
  *   CAIRN_STANDIN_FAIL     the so-manieth thing that the device does is an illegal access; from then on every call
  *                          fails
+ *   CAIRN_STANDIN_CUDNN    old, none: of a version that is too old, does not start; refuse, refuse-late, fail: refuses
+ *                          every convolution when it is planned or started, fails
+ *   CAIRN_STANDIN_CUDNN_WORKSPACE  bytes that each convolution needs (4096)
  *   CAIRN_STANDIN_NCCL_FAIL, _HANG   rank 1's so-manieth collective of a communicator is an asynchronous error, never
  *                                    ends
  */
