@@ -73,12 +73,20 @@ static cairn_status refuse(const struct cairn__amp_guard *g) {
     return CAIRN_OK;
 }
 
-static cairn_status before(void *ctx, struct cairn__step_end *end) {
-    struct cairn__amp_guard *g = ctx;
-    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+static cairn_status prepare(const struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__optimizer_prepare(g->optimizer));
     TRY(refuse(g));
+out:
+    return st;
+}
+
+static cairn_status before(void *ctx, struct cairn__step_end *end, bool *may) {
+    struct cairn__amp_guard *g = ctx;
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__optimizer_agree(g->optimizer, "cairn_step", prepare(g)));
+    *may = true;
     if (g->skips) check_rest(g);
     g->knows_nonfinite_ranks = false;
     if (g->partners_say) g->partners_say[0] = '\0';

@@ -242,7 +242,8 @@ CAIRN_API cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_
  *           After cairn_env_synchronize the host knows of all steps that were queued.
  * Errors    CAIRN_EINVAL NULL; CAIRN_ESTATE the backward before failed, or a scaled loss waits for its end (nothing was
  *           written); CAIRN_ENOMEM; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss scale is at its floor and gradients still
- *           overflow, in this step or (on a GPU) an earlier one. */
+ *           overflow, in this step or (on a GPU) an earlier one. CAIRN_EPEER where ranks share updates and another was
+ *           refused, or failed. */
 CAIRN_API cairn_status cairn_step(cairn_optimizer *optimizer);
 
 /* 1 if the last step that is known of was skipped. */

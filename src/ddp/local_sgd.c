@@ -164,24 +164,32 @@ out:
 
 /* ---- averages of weights ---- */
 
+/* What can be said of the call before it is known whether weights are averaged in this step. *out: also where that is
+ * refused. */
 static cairn_status read_average(const struct ddp_context *d, int64_t step,
                                  const struct ddp_weights_average_options *given,
                                  struct ddp_weights_average_options *out) {
     struct ddp_weights_average_options o = {.struct_size = sizeof(o)};
     cairn_status st = CAIRN_OK;
+    *out = (struct ddp_weights_average_options){.struct_size = sizeof(o), .period = 1, .group = d->channel};
     TRY(cairn__options_read(&o, sizeof(o), given, "ddp_weights_average_options"));
+    if (o.group) out->group = o.group;
     REQUIRE(step >= 0, CAIRN_EINVAL, "ddp_weights_average: step is %lld; count steps from 0", (long long)step);
     REQUIRE(o.period >= 0 && o.warmup_steps >= 0, CAIRN_EINVAL,
             "ddp_weights_average_options give period = %lld and warmup_steps = %lld; they must not be negative",
             (long long)o.period, (long long)o.warmup_steps);
+    out->warmup_steps = o.warmup_steps;
+    if (o.period > 0) out->period = o.period;
+out:
+    return st;
+}
+
+static cairn_status check_average(const struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
     REQUIRE(!d->shards, CAIRN_ESTATE,
             "ddp_weights_average: with ddp_options.shard_optimizer weights are equal on all ranks; leave it out");
     TRY(cairn__ddp_check_between("ddp_weights_average", d));
     TRY(cairn__param_set_check_own_weights("ddp_weights_average", d->set));
-    TRY(cairn__device_refuse_recording(d->set->env->device, "average weights between replays"));
-    if (o.period == 0) o.period = 1;
-    if (!o.group) o.group = d->channel;
-    *out = o;
 out:
     return st;
 }
@@ -216,10 +224,13 @@ cairn_status ddp_weights_average(ddp_context *ddp, int64_t step, const struct dd
     cairn_work **works = NULL;
     cairn_status st = CAIRN_OK;
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_weights_average: ddp is NULL");
-    TRY(read_average(ddp, step, options, &o));
-    if (step < o.warmup_steps || (step - o.warmup_steps) % o.period != 0) return CAIRN_OK;
-    st = cairn__calloc(ddp->num_shared, sizeof(works[0]), (void **)&works);
-    if (st == CAIRN_OK) st = average(ddp, o.group, works);
+    TRY(cairn__device_refuse_recording(ddp->set->env->device, "average weights between replays"));
+    st = read_average(ddp, step, options, &o);
+    if (st == CAIRN_OK && (step < o.warmup_steps || (step - o.warmup_steps) % o.period != 0)) return CAIRN_OK;
+    if (st == CAIRN_OK) st = check_average(ddp);
+    if (st == CAIRN_OK) st = cairn__calloc(ddp->num_shared, sizeof(works[0]), (void **)&works);
+    TRY(cairn__group_agree_on_status(o.group, "ddp_weights_average", st));
+    st = average(ddp, o.group, works);
     if (st != CAIRN_OK) st = end_average(ddp, o.group, works, st);
 out:
     cairn__free(works);

@@ -241,12 +241,18 @@ static cairn_status gather(void *ctx, void *all, const void *mine, size_t nbytes
     return cairn__group_exchange(d->channel, all, mine, nbytes);
 }
 
+static cairn_status agree(void *ctx, const char *call, cairn_status status) {
+    const struct ddp_context *d = ctx;
+    return cairn__group_agree_on_status(d->channel, call, status);
+}
+
 const struct cairn__sharers *cairn__ddp_sharers(struct ddp_context *d) {
     d->sharers = (struct cairn__sharers){.ctx = d,
                                          .size = cairn_group_size(d->channel),
                                          .updated = updated,
                                          .share_sum_flags = share_sum_flags,
                                          .gather = gather,
+                                         .agree = agree,
                                          .progress = progress,
                                          .failed = failed,
                                          .env_rank = env_rank};

@@ -155,22 +155,38 @@ static size_t list_norms(struct cairn_optimizer *o, size_t *sharded) {
     return lists;
 }
 
+/* What this rank finds out alone. */
+static cairn_status check_clip(const struct cairn_optimizer *o, double max_norm, const double *norm) {
+    struct cairn_device *d = device_of(o);
+    cairn_status st = CAIRN_OK;
+    REQUIRE(max_norm > 0, CAIRN_EINVAL, "cairn_clip_grad_norm: max_norm is %g; it must be above 0", max_norm);
+    if (norm) TRY(cairn__device_refuse_recording(d, "the norm is not known yet; pass NULL for norm"));
+    if (o->partners || cairn__optimizer_sharers(o))
+        TRY(cairn__device_refuse_recording(d, "the ranks form the norm of all together on the host; call the step "
+                                              "instead of recording it"));
+    TRY(cairn__params_check_settled("cairn_clip_grad_norm", o->arrays.params, o->count));
+out:
+    return st;
+}
+
+static cairn_status may_clip(const struct cairn_optimizer *o, double max_norm, const double *norm) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__optimizer_check_sharers(o, "cairn_clip_grad_norm"));
+    TRY(cairn__optimizer_agree(o, "cairn_clip_grad_norm", check_clip(o, max_norm, norm)));
+out:
+    return st;
+}
+
 /* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of
  * sums: it would not say which backward overflowed. */
 cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_clip_grad_norm: optimizer is NULL");
-    REQUIRE(max_norm > 0, CAIRN_EINVAL, "cairn_clip_grad_norm: max_norm is %g; it must be above 0", max_norm);
     cairn_status st = CAIRN_OK;
     struct cairn_optimizer *o = optimizer;
     struct cairn_device *d = device_of(o);
     size_t lists = 0, sharded = 0;
-    if (norm) TRY(cairn__device_refuse_recording(d, "the norm is not known yet; pass NULL for norm"));
-    if (o->partners || cairn__optimizer_sharers(o))
-        TRY(cairn__device_refuse_recording(d,
-                                           "the ranks form the norm of all together on the host; call the step instead "
-                                           "of recording it"));
-    TRY(cairn__params_check_settled("cairn_clip_grad_norm", o->arrays.params, o->count));
-    TRY(cairn__optimizer_check_sharers(o, "cairn_clip_grad_norm"));
+    st = may_clip(o, max_norm, norm);
+    if (st != CAIRN_OK) return st;
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));

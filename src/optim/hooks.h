@@ -12,10 +12,11 @@
 /* The guard of an optimizer's steps: amp. Called once before a step, and once when the step's report has been read. */
 struct cairn__step_guard {
     void *ctx; /* NULL = no guard */
-    /* (optional) Calls cairn__optimizer_prepare, raises the optimizer's skip if the step must be skipped, queues the
-     * updates of scalers, and lists in *end the scalers that the step's report may name. A status other than CAIRN_OK
-     * refuses the step: no weight is written. */
-    cairn_status (*before)(void *ctx, struct cairn__step_end *end);
+    /* (optional) Calls cairn__optimizer_prepare, then cairn__optimizer_agree with whether it may step, and, where all
+     * may (*may), raises the optimizer's skip if the step must be skipped, queues the updates of scalers, and lists in
+     * *end the scalers that the step's report may name. A status other than CAIRN_OK refuses the step: no weight is
+     * written. */
+    cairn_status (*before)(void *ctx, struct cairn__step_end *end, bool *may);
     /* (optional) The report of a step has been read: on the CPU before cairn_step returns, on a GPU later, in order.
      * overflows [parameters + 1], the last one of the losses: valid if the step was skipped (report->stepped is 0). The
      * status is returned by cairn_step, or by the call that read the report. */
@@ -70,6 +71,11 @@ cairn_status cairn__optimizer_check_sharers(const cairn_optimizer *optimizer, co
 /* A call in which sharers wait for each other has returned status here: where it is this rank's alone (memory, the
  * device, another group) their groups end with it. What all are refused alike ends nothing. Returns status. */
 cairn_status cairn__optimizer_end_sharers(const cairn_optimizer *optimizer, cairn_status status);
+
+/* Before a call in which sharers wait for each other: status is what this rank alone says of it. Where it is not
+ * CAIRN_OK on one, it returns that, the others CAIRN_EPEER with its sentence, and their groups live. Not so on a GPU,
+ * whose host waits for nothing here: as cairn__optimizer_end_sharers. */
+cairn_status cairn__optimizer_agree(const cairn_optimizer *optimizer, const char *call, cairn_status status);
 
 struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer);
 

@@ -34,20 +34,34 @@ out:
     return st;
 }
 
+/* What this rank finds out alone. */
+static cairn_status check(const struct cairn_optimizer *o, const double *norms, size_t count) {
+    REQUIRE(!norms || count == o->count, CAIRN_EINVAL,
+            "cairn_grad_norms: count is %zu, but the optimizer has %zu parameters (cairn_optimizer_num_params)", count,
+            o->count);
+    return cairn__params_check_settled("cairn_grad_norms", o->arrays.params, o->count);
+}
+
+static cairn_status may_read_norms(const struct cairn_optimizer *o, const double *norms, size_t count) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(o->env->device,
+                                       "norms are not known yet; call cairn_grad_norms between replays"));
+    TRY(cairn__optimizer_check_sharers(o, "cairn_grad_norms"));
+    TRY(cairn__optimizer_agree(o, "cairn_grad_norms", check(o, norms, count)));
+out:
+    return st;
+}
+
 cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t count, double *total) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_grad_norms: optimizer is NULL");
-    REQUIRE(!norms || count == optimizer->count, CAIRN_EINVAL,
-            "cairn_grad_norms: count is %zu, but the optimizer has %zu parameters (cairn_optimizer_num_params)", count,
-            optimizer->count);
     cairn_status st = CAIRN_OK;
     struct cairn_optimizer *o = optimizer;
     struct cairn_device *d = o->env->device;
     double *all = NULL, *listed, squares = 0;
     size_t done = 0;
     float clip = 1;
-    TRY(cairn__device_refuse_recording(d, "norms are not known yet; call cairn_grad_norms between replays"));
-    TRY(cairn__params_check_settled("cairn_grad_norms", o->arrays.params, o->count));
-    TRY(cairn__optimizer_check_sharers(o, "cairn_grad_norms"));
+    st = may_read_norms(o, norms, count);
+    if (st != CAIRN_OK) return st;
     TRY(cairn__calloc(2 * o->count + 1, sizeof(all[0]), (void **)&all));
     listed = all + o->count;
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));

@@ -3,6 +3,7 @@
 #include "optim/optim.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -423,6 +424,16 @@ cairn_status cairn__optimizer_end_sharers(const cairn_optimizer *o, cairn_status
                         status == CAIRN_EPEER || status == CAIRN_ETIMEOUT || status == CAIRN_EINTERNAL;
     if (is_own) tell_sharers(o, status);
     return status;
+}
+
+cairn_status cairn__optimizer_agree(const cairn_optimizer *o, const char *call, cairn_status status) {
+    const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
+    char own[1024];
+    if (!sharers) return status;
+    if (!cairn__is_on_host(device_of(o))) return cairn__optimizer_end_sharers(o, status);
+    snprintf(own, sizeof(own), "%s", cairn_last_error());
+    const cairn_status all = sharers->agree(sharers->ctx, call, status);
+    return status != CAIRN_OK ? cairn__fail(status, "%s", own) : all;
 }
 
 uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer) {

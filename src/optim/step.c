@@ -239,7 +239,25 @@ static void warn_unguarded(struct cairn_optimizer *o) {
     }
 }
 
-cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) {
+/* What this rank finds out alone. */
+static cairn_status check(struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < o->num_sets; i++) TRY(cairn__param_set_check_own_weights("cairn_step", o->sets[i]));
+    TRY(cairn__params_check_settled("cairn_step", o->arrays.params, o->count));
+    REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
+            "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
+    TRY(check_shards(o));
+    TRY(check_sharers(o));
+    TRY(prepare_groups(o));
+    if (o->guard.before) return CAIRN_OK;
+    warn_unguarded(o);
+    TRY(cairn__optimizer_prepare(o));
+out:
+    return st;
+}
+
+/* *may: all ranks that share the update may step; until then each knows why not. */
+static cairn_status begin(struct cairn_optimizer *o, struct cairn__step_end *end, bool *may) {
     cairn_status st = CAIRN_OK;
     *end = (struct cairn__step_end){.optim = o->state,
                                     .overflows = o->arrays.overflows,
@@ -247,18 +265,23 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
                                     .reports = o->reports,
                                     .names = o->arrays.report_overflows,
                                     .table = o->table};
-    for (size_t i = 0; i < o->num_sets; i++) TRY(cairn__param_set_check_own_weights("cairn_step", o->sets[i]));
-    TRY(cairn__params_check_settled("cairn_step", o->arrays.params, o->count));
-    REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
-            "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
-    TRY(check_shards(o));
+    *may = false;
     TRY(cairn__optimizer_check_sharers(o, "cairn_step"));
-    TRY(prepare_groups(o));
-    if (!o->guard.before) warn_unguarded(o);
-    TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_prepare(o));
+    st = check(o);
+    if (st != CAIRN_OK || !o->guard.before) {
+        TRY(cairn__optimizer_agree(o, "cairn_step", st));
+        *may = true;
+    } else {
+        TRY(o->guard.before(o->guard.ctx, end, may));
+    }
     TRY(check_sharers(o));
 out:
     return st;
+}
+
+cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) {
+    bool may = false;
+    return begin(o, end, &may);
 }
 
 cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end *end) {
@@ -286,13 +309,14 @@ cairn_status cairn_step(cairn_optimizer *optimizer) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
     cairn_status st = CAIRN_OK;
     struct cairn__step_end end;
+    bool may = false;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
-    TRY(cairn__step_begin(optimizer, &end));
+    TRY(begin(optimizer, &end, &may));
     TRY(update(optimizer));
     TRY(cairn__step_finish(optimizer, &end));
 out:
     if (begin_ns) cairn__trace("optim", "optimizer_step", (int64_t)optimizer->last_read, 0, begin_ns);
-    return cairn__optimizer_end_sharers(optimizer, st);
+    return may ? cairn__optimizer_end_sharers(optimizer, st) : st;
 }
 
 /* ---- forgetting ---- */

@@ -70,6 +70,9 @@ struct cairn__sharers {
     cairn_status (*share_sum_flags)(void *ctx);
     /* all [size * nbytes] gets every rank's mine, memory of the host; waits. */
     cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes);
+    /* Whether all ranks may make the call, by what each has found out alone; waits. Where one has another status than
+     * CAIRN_OK, it returns that, and the others CAIRN_EPEER with its sentence. The group lives. */
+    cairn_status (*agree)(void *ctx, const char *call, cairn_status status);
 
     /* By this rank alone: */
     cairn_status (*progress)(void *ctx); /* why the group is dead; CAIRN_OK: it lives */

@@ -3,6 +3,7 @@
 #include "../on_gpu.h"
 #include "../state_in_memory.h"
 #include "comm/group_backend.h"
+#include "core/trace.h"
 #include "given_grads.h"
 
 enum { START = 2 };
@@ -386,6 +387,39 @@ static void a_rank_without_memory_fails_the_average_on_all_at_once(void **state)
     run_ranks(2, average_without_memory, NULL);
 }
 
+/* Rank 1 alone has a number that is out of range, or averages in place of its weights. */
+static char *refuse_one_alone(cairn_env *env, void *ctx) {
+    static const char *const sentences[] = {"step is -4; count steps from 0", "period = -2", "cairn_averages_restore"};
+    const bool is_it = cairn_env_rank(env) == 1;
+    struct training t;
+    cairn_averages *averages = NULL;
+    (void)ctx;
+    PASS(begin_training(env, AMP_O0, NULL, &t));
+    if (is_it) EXPECT_OK(cairn_averages_create(cairn_module_stateful(t.model), NULL, &averages));
+    for (int k = 0; k < 3; k++) {
+        PASS(run_step(&t, cairn_env_rank(env), k));
+        if (is_it) EXPECT_OK(cairn_averages_update(averages, t.sgd));
+        if (is_it && k == 2) EXPECT_OK(cairn_averages_apply(averages));
+        const uint64_t begin_ns = cairn__now_ns();
+        const cairn_status st = ddp_weights_average(t.net, is_it && k == 0 ? -4 : 4,
+                                                    ddp_weights_average_options(.period = is_it && k == 1 ? -2 : 2));
+        EXPECT(st == (is_it ? k == 2 ? CAIRN_ESTATE : CAIRN_EINVAL : CAIRN_EPEER));
+        EXPECT_SAYS(sentences[k]);
+        EXPECT(is_it || strstr(cairn_last_error(), "it failed on rank 1: "));
+        EXPECT((double)(cairn__now_ns() - begin_ns) * 1e-9 < 20);
+        if (is_it && k == 2) EXPECT_OK(cairn_averages_restore(averages));
+        EXPECT_OK(ddp_weights_average(t.net, 4, NULL)); /* the group lives */
+    }
+    cairn_averages_destroy(&averages);
+    end_training(&t);
+    return NULL;
+}
+
+static void a_rank_that_is_refused_an_average_fails_it_on_all_at_once(void **state) {
+    (void)state;
+    for (int p = 2; p <= 3; p++) run_ranks(p, refuse_one_alone, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_go_their_own_ways_until_weights_are_averaged),
@@ -396,6 +430,7 @@ int main(void) {
         cmocka_unit_test(wrong_options_end_in_a_sentence_on_every_rank),
         cmocka_unit_test(a_rank_that_leaves_before_an_average_is_named),
         cmocka_unit_test(a_rank_without_memory_fails_the_average_on_all_at_once),
+        cmocka_unit_test(a_rank_that_is_refused_an_average_fails_it_on_all_at_once),
     };
     cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     return cmocka_run_group_tests(tests, NULL, NULL);

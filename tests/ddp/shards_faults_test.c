@@ -178,6 +178,91 @@ static void rank_without_memory_ends_the_calls_of_the_others(void **state) {
     for (enum call call = CLIP; call < NUM_CALLS; call++) run_ranks(2, fail_alone, &call);
 }
 
+/* ---- a rank that is refused alone ---- */
+
+/* The last rank is refused; the same step is possible afterwards, on all. */
+static char *step_where_one_is_refused(struct training *t, const char *sentence) {
+    const bool is_it = cairn_env_rank(t->env) == cairn_env_size(t->env) - 1;
+    const uint64_t begin_ns = cairn__now_ns();
+    for (int k = 0; k < 2; k++) {
+        EXPECT(cairn_step(t->optimizer) == (is_it ? CAIRN_ESTATE : CAIRN_EPEER));
+        EXPECT_SAYS(sentence);
+        EXPECT(is_it || strstr(cairn_last_error(),
+                               cairn_env_size(t->env) == 2 ? "it failed on rank 1: " : "it failed on rank 2: "));
+    }
+    EXPECT((double)(cairn__now_ns() - begin_ns) * 1e-9 < AT_ONCE);
+    return NULL;
+}
+
+static char *refuse_within_a_loss(cairn_env *env, void *ctx) {
+    struct training t;
+    cairn_tensor *scaled = NULL;
+    (void)ctx;
+    EXPECT_OK(begin(&t, env));
+    EXPECT_OK(backward(&t));
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(ROWS, IN));
+    const bool is_it = cairn_env_rank(env) == cairn_env_size(env) - 1;
+    if (is_it) EXPECT_OK(amp_scale_loss(t.amp, cairn_mean(cairn_module_forward(t.model, x)), t.optimizer, &scaled));
+    PASS(step_where_one_is_refused(&t, "call amp_scale_loss_end first"));
+    if (is_it) EXPECT_OK(amp_scale_loss_end(t.amp));
+    EXPECT_OK(cairn_step(t.optimizer));
+    EXPECT_OK(backward(&t));
+    EXPECT_OK(cairn_step(t.optimizer));
+    EXPECT(cairn_optimizer_steps(t.optimizer) == 2);
+    end(&t);
+    return NULL;
+}
+
+static char *refuse_with_averages(cairn_env *env, void *ctx) {
+    struct training t = {.env = env, .model = make_mlp(env, IN, HIDDEN, OUT)};
+    cairn_averages *averages = NULL;
+    const bool is_it = cairn_env_rank(env) == cairn_env_size(env) - 1;
+    (void)ctx;
+    EXPECT_OK(cairn_adam_create(cairn_module_params(t.model), NULL, &t.optimizer));
+    EXPECT_OK(ddp_create(t.model, cairn_env_group(env), ddp_options(.shard_optimizer = CAIRN_ON), &t.net));
+    EXPECT_OK(cairn_averages_create(cairn_module_stateful(t.model), NULL, &averages));
+    for (int step = 0; step < 2; step++) {
+        cairn_zero_grad(t.optimizer);
+        cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(ROWS, IN));
+        EXPECT_OK(cairn_backward(cairn_mean(ddp_forward(t.net, x))));
+        if (step == 1 && is_it) EXPECT_OK(cairn_averages_apply(averages));
+        if (step == 1) PASS(step_where_one_is_refused(&t, "cairn_averages_restore"));
+        if (step == 1 && is_it) EXPECT_OK(cairn_averages_restore(averages));
+        EXPECT_OK(cairn_step(t.optimizer));
+        EXPECT_OK(cairn_averages_update(averages, t.optimizer));
+    }
+    cairn_averages_destroy(&averages);
+    end(&t);
+    return NULL;
+}
+
+static char *refuse_numbers(cairn_env *env, void *ctx) {
+    const bool is_it = cairn_env_rank(env) == cairn_env_size(env) - 1;
+    const cairn_status refused = is_it ? CAIRN_EINVAL : CAIRN_EPEER;
+    struct training t;
+    double norms[4], norm = 0;
+    (void)ctx;
+    EXPECT_OK(begin(&t, env));
+    EXPECT_OK(backward(&t));
+    const uint64_t begin_ns = cairn__now_ns();
+    EXPECT_REFUSED(cairn_clip_grad_norm(t.optimizer, is_it ? 0 : 1, &norm), refused, "max_norm is 0");
+    EXPECT_REFUSED(cairn_grad_norms(t.optimizer, norms, is_it ? 3 : 4, &norm), refused, "count is 3");
+    EXPECT((double)(cairn__now_ns() - begin_ns) * 1e-9 < AT_ONCE);
+    EXPECT_OK(cairn_clip_grad_norm(t.optimizer, 1, &norm));
+    EXPECT_OK(cairn_step(t.optimizer));
+    end(&t);
+    return NULL;
+}
+
+static void rank_that_is_refused_a_step_fails_it_on_all_at_once(void **state) {
+    (void)state;
+    for (int p = 2; p <= 3; p++) {
+        run_ranks(p, refuse_within_a_loss, NULL);
+        run_ranks(p, refuse_with_averages, NULL);
+        run_ranks(p, refuse_numbers, NULL);
+    }
+}
+
 /* ---- an optimizer over two models ---- */
 
 static char *step_over_two(cairn_env *env, void *ctx) {
@@ -213,6 +298,7 @@ int main(void) {
         cmocka_unit_test(parts_for_want_of_memory_are_refused),
         cmocka_unit_test(ranks_with_unequal_states_keep_parts),
         cmocka_unit_test(rank_without_memory_ends_the_calls_of_the_others),
+        cmocka_unit_test(rank_that_is_refused_a_step_fails_it_on_all_at_once),
         cmocka_unit_test(optimizer_over_models_of_different_ranks_is_refused),
     };
     cairn_set_log(log_nothing, NULL);

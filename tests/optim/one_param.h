@@ -74,10 +74,11 @@ static inline void assert_half_is_rounded_master(const struct cairn__param *p) {
 }
 
 /* What amp does: looks, and leaves the step out where something was found. */
-static inline cairn_status look_and_skip(void *ctx, struct cairn__step_end *end) {
+static inline cairn_status look_and_skip(void *ctx, struct cairn__step_end *end, bool *may) {
     cairn_optimizer *o = ctx;
     (void)end;
     assert_int_equal(cairn__optimizer_prepare(o), CAIRN_OK);
+    *may = true;
     cairn__optimizer_check(o);
     (void)cairn__optimizer_take_flags(o, 1, &o->state->skip);
     return CAIRN_OK;

@@ -255,8 +255,8 @@ struct heard {
     uint32_t culprit;
 };
 
-static cairn_status look_for_heard(void *ctx, struct cairn__step_end *end) {
-    return look_and_skip(((struct heard *)ctx)->optimizer, end);
+static cairn_status look_for_heard(void *ctx, struct cairn__step_end *end, bool *may) {
+    return look_and_skip(((struct heard *)ctx)->optimizer, end, may);
 }
 
 static cairn_status hear(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
