@@ -840,12 +840,12 @@ static int without_files(void **state) {
     return remove_folder(state);
 }
 
-/* usage: ddp_state_test [random SEEDS [FIRST]]: 12 seeds without, 3 with CAIRN_TEST_SHORT in the environment */
+/* usage: ddp_state_test [random SEEDS [FIRST]]: 12 seeds without, 2 with CAIRN_TEST_SHORT in the environment */
 int main(int argc, char **argv) {
     const struct CMUnitTest by_chance[] = {
         cmocka_unit_test_setup_teardown(trainings_by_chance_go_on_to_the_bit, with_files_of_some, without_files)};
     cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
-    if (getenv("CAIRN_TEST_SHORT")) num_seeds = 3;
+    if (getenv("CAIRN_TEST_SHORT")) num_seeds = 2;
     if (argc > 2 && strcmp(argv[1], "random") == 0) {
         num_seeds = atoi(argv[2]);
         if (argc > 3) first_seed = atoi(argv[3]);

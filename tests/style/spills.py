@@ -10,8 +10,10 @@ import sources
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 # Bytes of kernels that may, by what their mangled names begin with.
 ONE_BLOCK = 64  # a schedule's arithmetic, once a step for each group
+PACK = 32       # sm_100 keeps a pack of halves in memory
 CALLS = 512     # every formula in f64 is a function that is called: f64 is there to check by
-MOST = {"11renew_rates": ONE_BLOCK, "8end_step": ONE_BLOCK, "7map_anyId": CALLS, "7map_sumId": CALLS}
+MOST = {"11renew_rates": ONE_BLOCK, "8end_step": ONE_BLOCK, "7map_anyId": CALLS, "7map_sumId": CALLS,
+        "21softmax_backward_held": PACK}
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 

@@ -52,7 +52,7 @@ template <class I> CAIRN__DEVICE bool is_inside(I at, int64_t size) {
 enum { BLOCKS = 2 }; /* of a multiprocessor: not told so, ptxas spills to make them more */
 
 template <class T, class I>
-static __global__ void __launch_bounds__(CAIRN__CUDA_THREADS, BLOCKS)
+static __global__ void CAIRN__BOUNDS(BLOCKS)
     make_columns(T *columns, const T *src, cairn__columns g, size_t strips, int channels) {
     constexpr int V = cairn__pack_of<T>;
     const int64_t pixels = g.p * g.q, j = ((int64_t)(blockIdx.x % strips) * CAIRN__CUDA_THREADS + threadIdx.x) * V;

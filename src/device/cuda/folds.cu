@@ -257,8 +257,7 @@ static CAIRN__DEVICE void take_row(const X &x, const cairn__folding &r, size_t f
 
 /* A block has the rows of its threads, or a part of one row; of the parts the last block makes the whole. */
 template <class Place, class X, class End>
-static __global__ void __launch_bounds__(CAIRN__CUDA_THREADS, BLOCKS)
-    reduce_rows(X x, const cairn__folding r, const End end) {
+static __global__ void CAIRN__BOUNDS(BLOCKS) reduce_rows(X x, const cairn__folding r, const End end) {
     const uint32_t part = blockIdx.x % r.parts;
     const size_t row = (size_t)(blockIdx.x / r.parts) * (CAIRN__CUDA_THREADS / r.threads) + threadIdx.x / r.threads;
     const bool has_row = row < r.kept.n;
@@ -366,8 +365,7 @@ static CAIRN__DEVICE void join_groups(const cairn__folding &r, size_t column, bo
 
 /* A block has a strip of columns and a group of terms; of the groups the last block makes the whole. */
 template <class Place, int V, class X, class End>
-static __global__ void __launch_bounds__(CAIRN__CUDA_THREADS, BLOCKS)
-    reduce_columns(X x, const cairn__folding r, const End end, size_t strips) {
+static __global__ void CAIRN__BOUNDS(BLOCKS) reduce_columns(X x, const cairn__folding r, const End end, size_t strips) {
     const size_t strip = blockIdx.x % strips, group = blockIdx.x / strips;
     const size_t column = (strip * r.threads + threadIdx.x % r.threads) * V;
     const bool has_column = column < r.kept.n;
@@ -514,7 +512,7 @@ static CAIRN__DEVICE double scan_of_warp(double x) {
 }
 
 /* A warp has a segment. */
-static __global__ void __launch_bounds__(CAIRN__CUDA_THREADS, BLOCKS) run_by_scans(const cairn__running c, bool told) {
+static __global__ void CAIRN__BOUNDS(BLOCKS) run_by_scans(const cairn__running c, bool told) {
     const uint32_t lane = CAIRN__CUDA_WARP - 1 - threadIdx.x % CAIRN__CUDA_WARP; /* the first is the last thread */
     const size_t lines = c.lines.n, i = (size_t)blockIdx.x * CAIRN__CUDA_WARPS + threadIdx.x / CAIRN__CUDA_WARP;
     if (i >= lines * c.segments) return;

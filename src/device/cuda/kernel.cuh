@@ -16,7 +16,16 @@
 #include "kernels/element.h"
 
 #define CAIRN__DEVICE __device__ __forceinline__
-#define CAIRN__KERNEL __global__ void __launch_bounds__(CAIRN__CUDA_THREADS)
+
+/* Of a kernel with so many blocks in a multiprocessor. sm_100's ptxas spills to make them more, where it is not told
+ * that one will do. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define CAIRN__BOUNDS(blocks) __launch_bounds__(CAIRN__CUDA_THREADS, 1)
+#define CAIRN__KERNEL         __global__ void CAIRN__BOUNDS(1)
+#else
+#define CAIRN__BOUNDS(blocks) __launch_bounds__(CAIRN__CUDA_THREADS, blocks)
+#define CAIRN__KERNEL         __global__ void __launch_bounds__(CAIRN__CUDA_THREADS)
+#endif
 
 enum {
     CAIRN__CUDA_WARP = 32,

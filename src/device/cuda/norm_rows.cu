@@ -304,7 +304,7 @@ template <> constexpr int blocks_at_once<cairn__f16, 3> = 1;
 
 /* Rows of a block go to its teams in turn. */
 template <class T, int TEAM, int PACKS>
-static __global__ void __launch_bounds__(CAIRN__CUDA_THREADS, blocks_at_once<T, PACKS>)
+static __global__ void CAIRN__BOUNDS((blocks_at_once<T, PACKS>))
     norm_kept_rows_backward(rows_of<T, uint32_t> rows, size_t rows_a_team, float *sums) {
     constexpr int V = cairn__pack_of<T>, TEAMS = CAIRN__CUDA_THREADS / TEAM;
     const uint32_t n = rows.n, begin = threadIdx.x % TEAM * V;
