@@ -65,16 +65,20 @@ static float next_number(unsigned *state) {
     return (float)(*state >> 8) / (1 << 23) - 1;
 }
 
-/* torch's bounds: 1 / sqrt(10). */
+/* torch's bounds: 1 / sqrt(10). On a GPU a parameter's memory is the GPU's. */
 static cairn_module *make_linear(cairn_env *env, int64_t in, int64_t out, unsigned seed) {
     cairn_module *layer = cairn_linear(env, in, out);
-    cairn_param_set *params = cairn_module_params(layer);
-    for (size_t i = 0; i < cairn_param_set_count(params); i++) {
-        cairn_param p;
-        CAIRN_CHECK(cairn_param_set_get(params, i, &p));
-        for (int64_t k = 0; k < (i == 0 ? in * out : out); k++) ((float *)p.data)[k] = 0.316f * next_number(&seed);
-        CAIRN_CHECK(cairn_param_changed(params, i, 0));
-    }
+    float weight[IN * IN], bias[IN];
+    for (int64_t k = 0; k < in * out; k++) weight[k] = 0.316f * next_number(&seed);
+    for (int64_t k = 0; k < out; k++) bias[k] = 0.316f * next_number(&seed);
+    cairn_tensor *values[] = {cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(out, in), weight),
+                              cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(out), bias)};
+    cairn_no_grad_begin(env);
+    if (!cairn_copy_(cairn_module_get(layer, "weight"), values[0]) ||
+        !cairn_copy_(cairn_module_get(layer, "bias"), values[1]))
+        die(cairn_last_error());
+    CAIRN_CHECK(cairn_no_grad_end(env));
+    for (int i = 0; i < 2; i++) cairn_tensor_destroy(&values[i]);
     return layer;
 }
 
@@ -143,7 +147,7 @@ static int run(int rank, void *argument) {
         CAIRN_CHECK(cairn_clip_grad_norm(how.optimizer, 1.0, &norm));
         CAIRN_CHECK(cairn_step(how.optimizer));
         if (place < stages - 1 || (s > 1 && s % 10 != 0)) continue;
-        CAIRN_CHECK(cairn_allreduce(cairn_grid_replicas(grid), &loss, 1, CAIRN_F64, CAIRN_AVG, NULL));
+        CAIRN_CHECK(ddp_mean(&loss, 1, cairn_grid_replicas(grid)));
         if (cairn_grid_replica(grid) == 0) printf("step %3ld   loss %.6f   norm of both stages %.4f\n", s, loss, norm);
     }
     cairn_pipeline_destroy(&pipeline);

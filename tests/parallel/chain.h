@@ -415,7 +415,7 @@ static inline void chain_end(struct chain_rank *r) {
 }
 
 /* This rank's part. */
-static inline void chain_read_master(const struct chain_rank *r, int i, struct outcome *first) {
+static inline char *chain_read_master(const struct chain_rank *r, int i, struct outcome *first) {
     const void *weights = cairn__tensor_values(cairn_module_get(r->layers.linear[i], "weight"));
     for (int s = 0; s < r->num_stages; s++) {
         const struct cairn_param_set *set = cairn_module_params(r->stages[s]);
@@ -423,9 +423,11 @@ static inline void chain_read_master(const struct chain_rank *r, int i, struct o
             const struct cairn__param *p = set->params[k];
             const struct cairn__shard shard = cairn__param_shard(p);
             if (p->data != weights || !p->master || (r->replica > 0 && !p->is_sharded)) continue;
-            memcpy(first->masters[i] + shard.first, p->master, shard.n * sizeof(float));
+            EXPECT_OK(cairn__device_download(r->env->device, first->masters[i] + shard.first, p->master,
+                                             shard.n * sizeof(float)));
         }
     }
+    return NULL;
 }
 
 static inline char *chain_train(struct chain_rank *r, cairn_env *env, const struct chain_run *run) {
@@ -435,7 +437,7 @@ static inline char *chain_train(struct chain_rank *r, cairn_env *env, const stru
     for (int i = 0; i < LAYERS; i++) {
         if (!r->layers.linear[i]) continue;
         PASS(chain_read_layer(&r->layers, i, out));
-        chain_read_master(r, i, &run->out[0]);
+        PASS(chain_read_master(r, i, &run->out[0]));
     }
     out->in_flight[r->rank] = cairn_pipeline_in_flight(r->pipeline);
     return NULL;

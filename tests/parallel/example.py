@@ -1,7 +1,8 @@
 """Runs examples/10_pipeline on two ranks, at every level and in both schedules, and on one: the same lines. In
 replicas, whose ranks are processes or threads, the numbers are those of one rank on the whole batch, but for rounding.
 
-usage: example.py cairn-run 10_pipeline"""
+usage: example.py cairn-run 10_pipeline [threads]    (threads: the two ranks are threads, as those of the stand-in for
+NCCL are, and there are no replicas)"""
 import subprocess
 import sys
 
@@ -14,17 +15,20 @@ def lines(cairn_run, program, ranks, arguments):
     return [line[line.index("step"):] for line in found]
 
 
-def main(cairn_run, program):
+def main(cairn_run, program, how=""):
     for level in ("O0", "O1", "O2", "O3"):
         for half in ("f16", "bf16"):
             arguments = ["--opt-level", level, "--half", half, "--steps", "20"]
             alone = lines(cairn_run, program, 1, arguments)
             schedule = "gpipe" if half == "f16" else "1f1b"
-            staged = lines(cairn_run, program, 2, arguments + ["--schedule", schedule])
+            arguments += ["--schedule", schedule]
+            staged = lines(cairn_run, program, 1, arguments + ["--threads", "2"]) if how == "threads" else \
+                lines(cairn_run, program, 2, arguments)
             assert staged == alone, f"{level} {half}: {staged}, alone {alone}"
             first, last = (float(line.split()[3]) for line in (alone[0], alone[-1]))
             assert last < 0.7 * first, f"{level} {half}: the loss goes from {first} to {last}"
-    check_replicas(cairn_run, program)
+    if how != "threads":
+        check_replicas(cairn_run, program)
 
 
 def numbers(cairn_run, program, processes, arguments):
