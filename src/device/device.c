@@ -50,6 +50,9 @@ static cairn_status check_ops(const struct cairn__device_ops *ops) {
             graph);
     REQUIRE(!ops->stream == !ops->set_stream, CAIRN_EINTERNAL, "device '%s' fills one of the 2 slots for streams",
             ops->name);
+    const int several = !!ops->count + !!ops->connect + !!ops->wait_for;
+    REQUIRE(several == 0 || several == 3, CAIRN_EINTERNAL, "device '%s' fills %d of the 3 slots for several devices",
+            ops->name, several);
     return CAIRN_OK;
 }
 
@@ -234,6 +237,18 @@ cairn_status cairn__device_synchronize(struct cairn_device *d) {
     TRY(d->ops->synchronize(d));
 out:
     return st;
+}
+
+int cairn__device_count(struct cairn_device *d) {
+    return d->ops->count ? d->ops->count(d) : 1;
+}
+
+void cairn__device_connect(struct cairn_device *d, const struct cairn_device *other) {
+    if (d->ops->connect) d->ops->connect(d, other);
+}
+
+cairn_status cairn__device_wait_for(struct cairn_device *d, struct cairn_device *other) {
+    return d->ops->wait_for ? d->ops->wait_for(d, other) : CAIRN_OK;
 }
 
 cairn_status cairn__device_check(struct cairn_device *d) {

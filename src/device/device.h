@@ -84,6 +84,15 @@ struct cairn__device_ops {
     /* (optional, both or none: the device computes at once, in the host's memory) For cairn/interop_cuda.h. */
     void *(*stream)(struct cairn_device *d);                          /* the device is the thread's current one then */
     cairn_status (*set_stream)(struct cairn_device *d, void *stream); /* after the work queued on the old one */
+
+    /* (optional, all or none: a process has one such device) Several devices of this table. copy reaches the memory of
+     * all of them. */
+    int (*count)(struct cairn_device *d); /* that this process sees */
+    /* Copies between the two go directly from now on, where the machine has a way. Uses nothing of other but its
+     * number. */
+    void (*connect)(struct cairn_device *d, const struct cairn_device *other);
+    /* What is queued on d from now on runs after what is queued on other now. */
+    cairn_status (*wait_for)(struct cairn_device *d, struct cairn_device *other);
 };
 
 /* What recorded work needs beside memory, such as the communicator of a group. It outlives the graphs that have
@@ -153,6 +162,13 @@ cairn_status cairn__device_upload_pinned(struct cairn_device *d, void *dst, cons
 cairn_status cairn__device_wait_upload(struct cairn_device *d, uint64_t ticket);
 cairn_status cairn__device_download(struct cairn_device *d, void *host, const void *src, size_t nbytes);
 cairn_status cairn__device_synchronize(struct cairn_device *d);
+
+/* Several devices of one kind in a process: how many of d's it sees, 1 at least. The others take two devices of a kind,
+ * each in the hands of the calling thread; where they are the host's memory there is nothing to do. */
+int cairn__device_count(struct cairn_device *d);
+void cairn__device_connect(struct cairn_device *d, const struct cairn_device *other);
+cairn_status cairn__device_wait_for(struct cairn_device *d, struct cairn_device *other);
+
 cairn_status cairn__device_check(struct cairn_device *d);
 bool cairn__device_reaches(struct cairn_device *d, const void *p);
 cairn_status cairn__device_matmul(struct cairn_device *d, const struct cairn__matmul *product);

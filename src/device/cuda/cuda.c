@@ -293,6 +293,7 @@ static void cuda_free_pinned(struct cairn_device *d, void *p) {
     (void)cudaFreeHost(p);
 }
 
+/* Between GPUs, too: all have one space of addresses. */
 static cairn_status cuda_copy(struct cairn_device *d, void *dst, const void *src, size_t nbytes) {
     const struct cairn__cuda *c = cairn__cuda_enter(d);
     cairn_status st = CAIRN_OK;
@@ -433,6 +434,39 @@ out:
     return st;
 }
 
+/* ---- several GPUs ---- */
+
+static int cuda_count(struct cairn_device *d) {
+    int count = 1;
+    (void)d;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) (void)cudaGetLastError();
+    return count;
+}
+
+/* Where that fails the driver takes copies through memory of the host. */
+static void cuda_connect(struct cairn_device *d, const struct cairn_device *other) {
+    const struct cairn__cuda *c = cairn__cuda_enter(d);
+    int can = 0;
+    if (c->ordinal == other->ordinal) return;
+    if (cudaDeviceCanAccessPeer(&can, c->ordinal, other->ordinal) == cudaSuccess && can)
+        (void)cudaDeviceEnablePeerAccess(other->ordinal, 0); /* or it is enabled already */
+    (void)cudaGetLastError();
+}
+
+/* The event may be recorded anew at once: a wait is for what was recorded last when it was queued. */
+static cairn_status cuda_wait_for(struct cairn_device *d, struct cairn_device *other) {
+    static const char doing[] = "letting a GPU wait for another";
+    const struct cairn__cuda *o = cairn__cuda_enter(other);
+    cairn_status st = CAIRN_OK;
+    TRY(refuse_recording(o, o->stream, doing));
+    TRY_CUDA(o, doing, cudaEventRecord(o->hand_over, o->stream));
+    const struct cairn__cuda *c = cairn__cuda_enter(d);
+    TRY(refuse_recording(c, c->stream, doing));
+    TRY_CUDA(c, doing, cudaStreamWaitEvent(c->stream, o->hand_over, 0));
+out:
+    return st;
+}
+
 const struct cairn__device_ops cairn__cuda_ops = {
     .size = sizeof(struct cairn__device_ops),
     .name = "cuda",
@@ -458,4 +492,7 @@ const struct cairn__device_ops cairn__cuda_ops = {
     .reaches = cuda_reaches,
     .stream = cuda_stream,
     .set_stream = cuda_set_stream,
+    .count = cuda_count,
+    .connect = cuda_connect,
+    .wait_for = cuda_wait_for,
 };

@@ -23,6 +23,7 @@ constexpr size_t FILLED = 4 << 20; /* of an allocation; the rights of untouched 
 struct extent {
     size_t nbytes; /* asked for */
     size_t pages;  /* bytes of them */
+    int gpu;       /* whose memory it is */
 };
 
 struct arena {
@@ -31,7 +32,7 @@ struct arena {
     bool protects;
     std::map<char *, extent> extents; /* by the address given out */
     std::map<char *, size_t> pinned;
-    int open = 0;
+    int open[STANDIN_GPUS] = {}, open_in_all = 0;
     std::string who; /* is at work */
 
     arena();
@@ -58,9 +59,12 @@ void on_fault(int number, siginfo_t *info, void *) {
     const arena &a = memory();
     const char *at = (const char *)info->si_addr;
     const auto near = holder_of(a.extents, at);
-    if (a.open || standin_in_range(at)) {
-        fprintf(stderr, "stand-in for CUDA: %s touched %p, ", a.open ? a.who.c_str() : "host code", (const void *)at);
-        fputs(standin_is_device(at, 1) ? "which is the device's" : "which is not the device's", stderr);
+    if (a.open_in_all || standin_in_range(at)) {
+        const int gpu = standin_owner(at);
+        fprintf(stderr, "stand-in for CUDA: %s touched %p, ", a.open_in_all ? a.who.c_str() : "host code",
+                (const void *)at);
+        if (gpu >= 0 && a.open_in_all) fprintf(stderr, "which is memory of GPU %d", gpu);
+        else fputs(gpu >= 0 ? "which is the device's" : "which is not the device's", stderr);
         if (standin_in_range(at) && near != a.extents.end()) {
             fprintf(stderr, " (byte %td of the allocation of %zu at %p)", at - near->first, near->second.nbytes,
                     (void *)near->first);
@@ -79,10 +83,21 @@ void watch_faults() {
     sigaction(SIGBUS, &action, NULL);
 }
 
-void protect(int rights) {
+/* One more works on the memory of a GPU, or of every, or one fewer. */
+void work_on(int gpu, int more) {
     arena &a = memory();
+    bool changes[STANDIN_GPUS];
+    for (int i = 0; i < STANDIN_GPUS; i++) {
+        const bool was_open = a.open[i] > 0;
+        if (gpu == STANDIN_EVERY_GPU || gpu == i) a.open[i] += more;
+        changes[i] = was_open != (a.open[i] > 0);
+    }
+    a.open_in_all += more;
     if (!a.protects) return;
-    for (auto &e : a.extents) mprotect(pages_of(e.first), e.second.pages, rights);
+    for (auto &e : a.extents) {
+        const int rights = a.open[e.second.gpu] > 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
+        if (changes[e.second.gpu]) mprotect(pages_of(e.first), e.second.pages, rights);
+    }
     watch_faults();
 }
 
@@ -112,17 +127,16 @@ arena::~arena() {
 
 } // namespace
 
-standin_open::standin_open(const std::string &what) {
+standin_open::standin_open(const std::string &what, int which) : gpu(which) {
     arena &a = memory();
     before = a.who;
     a.who = what;
-    if (a.open++ == 0) protect(PROT_READ | PROT_WRITE);
+    work_on(gpu, 1);
 }
 
 standin_open::~standin_open() {
-    arena &a = memory();
-    if (--a.open == 0) protect(PROT_NONE);
-    a.who = before;
+    work_on(gpu, -1);
+    memory().who = before;
 }
 
 bool standin_in_range(const void *p) {
@@ -134,15 +148,20 @@ bool standin_is_device(const void *p, size_t nbytes) {
     return it != memory().extents.end() && (size_t)((const char *)p - it->first) + nbytes <= it->second.nbytes;
 }
 
+int standin_owner(const void *p) {
+    auto it = holder_of(memory().extents, p);
+    return it != memory().extents.end() && standin_is_device(p, 1) ? it->second.gpu : -1;
+}
+
 bool standin_is_pinned(const void *p, size_t nbytes) {
     auto it = holder_of(memory().pinned, p);
     return it != memory().pinned.end() && (size_t)((const char *)p - it->first) + nbytes <= it->second;
 }
 
-void *standin_device_alloc(size_t nbytes) {
+void *standin_device_alloc(size_t nbytes, int gpu) {
     arena &a = memory();
     if (nbytes > a.total - a.used) return NULL;
-    const extent e = {nbytes, (BEFORE + nbytes + PAGE) / PAGE * PAGE};
+    const extent e = {nbytes, (BEFORE + nbytes + PAGE) / PAGE * PAGE, gpu};
     char *pages = a.next + PAGE;
     if (pages + e.pages + PAGE > a.base + RANGE) standin_die("all addresses for the device's memory were given out");
     if (mprotect(pages, e.pages, PROT_READ | PROT_WRITE) != 0) return NULL;
@@ -152,7 +171,7 @@ void *standin_device_alloc(size_t nbytes) {
     memset(pages + BEFORE, NOT_A_NUMBER, nbytes < FILLED ? nbytes : FILLED);
     memset(pages + BEFORE + nbytes, PATTERN, e.pages - BEFORE - nbytes);
     a.extents[pages + BEFORE] = e;
-    if (a.protects && !a.open) mprotect(pages, e.pages, PROT_NONE), watch_faults();
+    if (a.protects && !a.open[gpu]) mprotect(pages, e.pages, PROT_NONE), watch_faults();
     return pages + BEFORE;
 }
 

@@ -20,6 +20,7 @@ struct item {
     std::function<void()> work;
     std::function<bool()> ready; /* none = always */
     std::shared_ptr<void> kept;  /* of a graph's item */
+    bool everywhere;             /* it touches other GPUs' memory, too */
 };
 
 /* One record of an event; a wait for it may outlive the event. */
@@ -100,7 +101,7 @@ bool run_one(cudaStream_t s) {
     static const long long fails = standin_env("CAIRN_STANDIN_FAIL", 0);
     if (++runtime.begun == fails) runtime.failed = cudaErrorIllegalAddress;
     if (runtime.failed) return true;
-    standin_open open(first.name);
+    standin_open open(first.name, first.everywhere ? (int)STANDIN_EVERY_GPU : s->device);
     first.work();
     return true;
 }
@@ -120,7 +121,7 @@ void run_or_let_go(cudaStream_t s) {
 void drain(cudaStream_t s) {
     if (s->queue.empty()) return;
     {
-        standin_open open("the device"); /* once for all of them */
+        standin_open open("the device", s->device); /* once for all of them */
         while (run_one(s)) {}
     }
     while (!s->queue.empty()) run_or_let_go(s);
@@ -162,18 +163,19 @@ void take_turns(cudaStream_t s) {
 }
 
 cudaError_t queue(cudaStream_t s, std::string name, std::function<void()> work, std::function<bool()> ready = {},
-                  std::shared_ptr<void> kept = {}) {
+                  std::shared_ptr<void> kept = {}, bool everywhere = false) {
     if (runtime.failed) return runtime.failed;
     if (s->device != current) return cudaErrorInvalidResourceHandle;
     const cudaStream_t origin = origin_of(s);
     if (origin && origin->broken) return cudaErrorStreamCaptureInvalidated;
     if (origin) {
-        origin->capture->items.push_back({std::move(name), std::move(work), std::move(ready), std::move(kept)});
+        origin->capture->items.push_back(
+            {std::move(name), std::move(work), std::move(ready), std::move(kept), everywhere});
         s->unjoined = s != origin;
         return cudaSuccess;
     }
     take_turns(s);
-    s->queue.push_back({std::move(name), std::move(work), std::move(ready), {}});
+    s->queue.push_back({std::move(name), std::move(work), std::move(ready), {}, everywhere});
     while (s->queue.size() > (lazy() ? QUEUED_AT_MOST : 0) && run_one(s)) {}
     return runtime.failed;
 }
@@ -220,6 +222,7 @@ cudaError_t count_gpus(int *count) {
     *count = 0;
     if (driver() != "") return cudaErrorInsufficientDriver;
     *count = (int)standin_env("CAIRN_STANDIN_GPUS", 1);
+    if (*count > STANDIN_GPUS) standin_die("CAIRN_STANDIN_GPUS is %d; %d can be had", *count, (int)STANDIN_GPUS);
     return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 
@@ -250,6 +253,12 @@ cudaError_t check_copy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind
     return check_side(src, nbytes, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice, "the source");
 }
 
+/* Between GPUs, too, whichever of them has the stream. */
+bool crosses(const void *dst, const void *src, cudaStream_t s) {
+    const int to = standin_owner(dst), from = standin_owner(src);
+    return (to >= 0 && to != s->device) || (from >= 0 && from != s->device);
+}
+
 /* Memory of the host that is not pinned is read before the call returns, and written before it returns. */
 cudaError_t copy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind, cudaStream_t s) {
     if (nbytes == 0) return cudaSuccess;
@@ -261,7 +270,8 @@ cudaError_t copy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind,
         const std::string kept((const char *)src, nbytes);
         return queue(s, "a copy from the host", [=] { memcpy(dst, kept.data(), nbytes); });
     }
-    TRY(queue(s, "a copy", [=] { memmove(dst, src, nbytes); }));
+    TRY(queue(
+        s, "a copy", [=] { memmove(dst, src, nbytes); }, {}, {}, crosses(dst, src, s)));
     if (writes_host) runtime.waits++, drain(s);
     return runtime.failed;
 }
@@ -325,6 +335,18 @@ cudaError_t cudaGetDevice(int *device) {
     return cudaSuccess;
 }
 
+/* As on a machine without links: copies go all the same. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    *can = 0;
+    TRY(check_gpu(device));
+    TRY(check_gpu(peer));
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
+    return say(cudaErrorPeerAccessUnsupported);
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     LOCK;
     TRY(check_gpu(device));
@@ -353,6 +375,7 @@ const char *cudaGetErrorName(cudaError_t error) {
         NAME(cudaErrorNoDevice)
         NAME(cudaErrorInvalidDevice)
         NAME(cudaErrorInvalidResourceHandle)
+        NAME(cudaErrorPeerAccessUnsupported)
         NAME(cudaErrorIllegalState)
         NAME(cudaErrorNotReady)
         NAME(cudaErrorStreamCaptureUnsupported)
@@ -388,7 +411,7 @@ cudaError_t cudaMalloc(void **p, size_t nbytes) {
     LOCK;
     TRY(waits());
     TRY(check_gpu(current));
-    *p = nbytes ? standin_device_alloc(nbytes) : NULL;
+    *p = nbytes ? standin_device_alloc(nbytes, current) : NULL;
     return say(*p || !nbytes ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
@@ -635,7 +658,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     LOCK;
-    for (const item &i : exec->items) TRY(queue(stream_of(stream), i.name, i.work, i.ready));
+    for (const item &i : exec->items) TRY(queue(stream_of(stream), i.name, i.work, i.ready, {}, i.everywhere));
     return cudaSuccess;
 }
 

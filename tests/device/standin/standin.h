@@ -14,8 +14,8 @@
  *                          at once
  *   CAIRN_STANDIN_HOLD     1: a stream that waits for another holds up the host, too; 0 (default): it does not. With
  *                          LAZY and PROTECT 0, a program may then take the device's memory for the host's
- *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory; 0: it does
- *                          not
+ *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory, and so does
+ *                          a kernel that touches another GPU's; 0: they do not
  *   CAIRN_STANDIN_MEMORY   bytes that the device has (2 GiB)
  *   CAIRN_STANDIN_GPUS     how many there are (1)
  *   CAIRN_STANDIN_DRIVER   none, old: what cudart says then
@@ -52,15 +52,18 @@ void standin_run_kernel(const void *kernel, size_t blocks, int threads, const st
 
 /* ---- memory.cc ---- */
 
-/* While one of these lives, host code may touch the device's memory: around whatever the device does. `what` is told
- * when it touches memory that is not the device's. */
+enum { STANDIN_GPUS = 64, STANDIN_EVERY_GPU = -1 };
+
+/* While one of these lives, host code may touch the memory of a GPU: around whatever that does. `what` is told when it
+ * touches other memory. */
 class standin_open {
   public:
-    explicit standin_open(const std::string &what);
+    explicit standin_open(const std::string &what, int gpu = STANDIN_EVERY_GPU);
     ~standin_open();
 
   private:
     std::string before;
+    int gpu;
 };
 
 /* The whole of [p, p + nbytes) lies in one allocation. */
@@ -70,7 +73,9 @@ bool standin_is_pinned(const void *p, size_t nbytes);
 bool standin_in_range(const void *p);
 
 /* NULL where there is no more. */
-void *standin_device_alloc(size_t nbytes);
+void *standin_device_alloc(size_t nbytes, int gpu);
+/* The GPU whose memory p is in; -1 = none. */
+int standin_owner(const void *p);
 bool standin_device_free(void *p); /* false = it was no allocation */
 void *standin_pinned_alloc(size_t nbytes);
 bool standin_pinned_free(void *p);

@@ -140,6 +140,13 @@ int run_case(const std::string &name) {
     if (name == "past-a-page") cairn__launch(write_at, 1, 1, stream, p, 5000l);
     if (name == "past-the-end") cairn__launch(write_at, 1, 1, stream, p, 100l);
     if (name == "before-it") cairn__launch(write_at, 1, 1, stream, p, -1l);
+    if (name == "on-another-gpu") {
+        char *q;
+        cudaSetDevice(1), cudaMalloc((void **)&q, 100), cudaSetDevice(0);
+        cudaMemcpyAsync(q, p, 100, cudaMemcpyDeviceToDevice, stream); /* which may */
+        cudaStreamSynchronize(stream);
+        cairn__launch(write_at, 1, 1, stream, q, 0l);
+    }
     if (name == "after-free") cudaFree(p), cairn__launch(write_at, 1, 1, stream, p, 0l);
     if (name == "gpus") {
         int n, version;
@@ -211,6 +218,14 @@ void memory_out_of_bounds_is_found(void **) {
     assert_dies_saying("past-the-end", "something wrote to byte 100 of an allocation of 100");
     assert_dies_saying("before-it", "something wrote to byte -1 of an allocation of 100");
     assert_dies_saying("after-free", "which is not the device's");
+}
+
+void a_kernel_reaches_its_own_gpu_alone(void **) {
+    const ending e = end_of("on-another-gpu", "CAIRN_STANDIN_GPUS=2");
+    assert_true(e.signal != 0);
+    assert_non_null(strstr(e.said.c_str(), "write_at(char*, long) touched"));
+    assert_non_null(strstr(e.said.c_str(), "which is memory of GPU 1"));
+    assert_int_equal(end_of("on-another-gpu", "CAIRN_STANDIN_GPUS=2 CAIRN_STANDIN_PROTECT=0").code, 0);
 }
 
 void fresh_memory_is_not_a_number(void **) {
@@ -304,6 +319,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(threads_that_do_not_meet_end_the_process),
         cmocka_unit_test(memory_of_the_device_is_not_the_hosts),
         cmocka_unit_test(memory_out_of_bounds_is_found),
+        cmocka_unit_test(a_kernel_reaches_its_own_gpu_alone),
         cmocka_unit_test(fresh_memory_is_not_a_number),
         cmocka_unit_test(work_waits_for_somebody_who_waits),
         cmocka_unit_test(a_stream_waits_for_anothers_event),
