@@ -1,5 +1,5 @@
-/* Data parallelism in one program: each batch is cut over replicas of a model, threads of this process, and the program
- * goes on with one loss and one step, as with torch.nn.DataParallel.
+/* Data parallelism in one program: each batch is cut over replicas of a model, threads of this process on its
+ * processors or its GPUs, and the program goes on with one loss and one step, as with torch.nn.DataParallel.
  *
  *     static cairn_module *make(void *ctx, cairn_env *env, int replica) {
  *         return make_net(env); // what made the model, for another environment
@@ -16,7 +16,7 @@
  *     }
  *
  * This is for a program that is to stay one. With ddp over threads (cairn_spawn_threads) every rank has a loss and a
- * step of its own; that is for GPUs and several processes too.
+ * step of its own; that is for several processes too.
  *
  * Batches     Inputs are cut along dimension 0 as torch.chunk cuts: ceil(rows / replicas) rows each, fewer at the end.
  *             Replicas for which none are left do nothing. Outputs are put together along dimension 0.
@@ -24,8 +24,14 @@
  *             order and rounded once to the gradient's type; it comes to the model as from any operation, so that amp,
  *             clipping and accumulation over several backwards are as without replicas. Gradients of inputs come too.
  *             Parameters that no replica's output depends on have none.
- * Weights     are shared: replicas read the model's own memory, so that nothing is sent after a step, and there are no
- *             further copies. torch sends all weights before every forward.
+ * GPUs        Where the model is on a GPU its replicas are on GPUs that this process sees (device_ids). Inputs,
+ *             outputs and gradients are copied from GPU to GPU, directly where the machine can, and added up on the
+ *             model's. Events order the GPUs; the host waits for threads, which queue work, and for no GPU. What a GPU
+ *             finds late (an index outside of an embedding's table) a later call returns. The model's GPU has room for
+ *             the gradients of each replica on another, and with half ones for their f32 sums.
+ * Weights     are shared on the CPU, and on the model's GPU: replicas read the model's own memory. Another GPU has
+ *             copies, sent by the first forward after they have changed (a step, cairn_param_changed), and by no other:
+ *             accumulation and evaluation send nothing. torch sends all weights before every forward.
  * Buffers     are those of the model, copied to all replicas before a forward; what the first replica makes of its own
  *             (running statistics of the first rows) comes back to the model. As torch's.
  * Following   A forward finds what the program has changed in the model: weights (cairn_param_changed), training or
@@ -64,7 +70,7 @@ typedef cairn_tensor *(*cairn_replica_forward_fn)(void *ctx, cairn_module *modul
 
 struct cairn_data_parallel_options {
     size_t struct_size;
-    int num_replicas;                 /* 0 = one for each processor that this process may use */
+    int num_replicas;                 /* 0 = one for each processor that this process may use; on GPUs, for each GPU */
     int num_threads;                  /* of each replica, as in cairn_spawn_threads_options */
     cairn_replica_make_fn make;       /* required */
     cairn_replica_forward_fn forward; /* NULL = cairn_module_forward_n */
@@ -76,18 +82,23 @@ struct cairn_data_parallel_options {
      * work.
      * OFF: outputs are put together; those without dimensions become [replicas that had rows], as torch's. */
     cairn_switch forward_returns_loss;
+
+    /* [num_replicas] The replicas' GPUs, by the numbers that this process sees; the first is the model's. NULL = the
+     * model's, then the others in their order. One that stands there several times has as many replicas. On the CPU:
+     * NULL. Read during the call. torch's device_ids. */
+    const int *device_ids;
 };
 #define cairn_data_parallel_options(...) \
     (&(struct cairn_data_parallel_options){.struct_size = sizeof(struct cairn_data_parallel_options), __VA_ARGS__})
 
 /* Starts the replicas of a model.
  *
- *   model    a root on the CPU, after amp_initialize; it stays the caller's. Types and masters may not change from now
- *            on
+ *   model    a root, after amp_initialize; it stays the caller's. Types and masters may not change from now on
  *   out      ends before model
  *
- * Errors: CAIRN_EINVAL, also a replica that is unlike the model, with the name of what differs; CAIRN_ENOTSUP a GPU, an
- * environment of several ranks, a model with an amp_sequential; what make's calls returned; cairn_spawn_threads's. */
+ * Errors: CAIRN_EINVAL, also GPUs that are not there and GPUs for a model on the CPU, and a replica that is unlike the
+ * model, with the name of what differs; CAIRN_ENOTSUP an environment of several ranks, a model with an amp_sequential;
+ * what make's calls and cairn_env_create (a replica's, on its device) returned; cairn_spawn_threads's. */
 CAIRN_API cairn_status cairn_data_parallel_create(cairn_module *model,
                                                   const struct cairn_data_parallel_options *options,
                                                   cairn_data_parallel **out);

@@ -57,6 +57,7 @@ struct cairn_env {
 
     uint64_t seed;
     uint64_t next_stream; /* the number of random streams in use: one a tensor */
+    int stream_rank;      /* whose they are: rank, but for a model's replica */
 
     /* Replays and recordings of graphs: each changes weights, so that the host's record of current casts is stale. */
     uint64_t replays;
@@ -112,10 +113,10 @@ static inline cairn_status cairn__env_resolve(struct cairn_env *env) {
     return st;
 }
 
-/* Element i of random stream s under seed q is word i % 4 of cairn__philox(q, i / 4, s << 16 | rank): every rank and
- * every tensor has numbers of its own, and each can be made alone. */
+/* Element i of random stream s under seed q is word i % 4 of cairn__philox(q, i / 4, s << 16 | stream_rank): every rank
+ * and every tensor has numbers of its own, and each can be made alone. */
 static inline uint64_t cairn__env_stream(const struct cairn_env *env) {
-    return env->next_stream << 16 | (uint64_t)env->rank;
+    return env->next_stream << 16 | (uint64_t)env->stream_rank;
 }
 
 static inline uint64_t cairn__env_next_stream(struct cairn_env *env) {

@@ -14,6 +14,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "core/subnormals.h"
+#include "core/trace.h"
 #include "core/vars.h"
 #include "env/env_internal.h"
 #include "env/error_file.h"
@@ -115,10 +116,15 @@ static void log_lines(cairn_log_level level, const char *text) {
     }
 }
 
+/* Replicas of a model are part of a rank that has said so. */
+static bool says_facts(const struct cairn_env *env) {
+    return env->rank == 0 && !cairn__trace_is_of_a_replica();
+}
+
 /* A process that trains alone by mistake (no srun in a batch script, WORLD_SIZE=1 in a shell that calls mpirun) says
  * so. */
 static void log_facts(const struct cairn_env *env, const struct cairn__launch *launch) {
-    if (env->rank != 0) return;
+    if (!says_facts(env)) return;
     log_lines(CAIRN_LOG_INFO, env->description);
     if (launch->size == 1) log_lines(CAIRN_LOG_NOTICE, launch->notes);
 }
@@ -129,7 +135,7 @@ static void describe_group(struct cairn_env *env, int port) {
     if (port) snprintf(where, sizeof(where), ", met at port %d%s", port, stays ? ", where the store stays" : "");
     snprintf(line, sizeof(line), "%s%s", cairn_group_backend(cairn_env_group(env)), where);
     put_line(env->description, DESCRIPTION_NBYTES, "group", line);
-    if (env->rank == 0) cairn__log(CAIRN_LOG_INFO, "group: %s", line);
+    if (says_facts(env)) cairn__log(CAIRN_LOG_INFO, "group: %s", line);
 }
 
 /* ---- creation ---- */
@@ -152,7 +158,7 @@ cairn_status cairn__env_create_at(const struct cairn__launch *launch, const stru
     keep_subnormals();
     TRY(read_options(options, &o));
     TRY(cairn__calloc(1, sizeof(*env), (void **)&env));
-    env->rank = launch->rank;
+    env->rank = env->stream_rank = launch->rank;
     env->size = launch->size;
     env->local_rank = launch->local_rank;
     env->local_size = launch->local_size;

@@ -3,7 +3,14 @@
  *   data_parallel.c   making and ending
  *   team.c            the replicas' threads: work for all, and waiting for it
  *   replica.c         a replica's thread: its environment and module, and what it does for a forward and a backward
- *   scatter.c         one forward as an operation of the model's environment */
+ *   scatter.c         one forward as an operation of the model's environment
+ *   sum.c             the sums of the replicas' gradients
+ *
+ * Memory of GPUs: a replica on the model's GPU uses the model's memory where it is, as on the CPU; one on another GPU
+ * is remote and has copies. All copies between the two are queued on the replica's stream, so that memory of a replica
+ * is used by one stream alone. That of the model is used by several: before a job replicas' streams wait for the
+ * model's (cairn__team_go), and after it that waits for theirs (cairn__team_come_back). The host waits for threads,
+ * which queue work, and for no GPU. */
 #ifndef CAIRN__PARALLEL_DATA_PARALLEL_H
 #define CAIRN__PARALLEL_DATA_PARALLEL_H
 
@@ -44,18 +51,30 @@ struct cairn__scattered_part {
     int64_t shape[CAIRN_MAX_DIMS];
     size_t numel;
     bool wants_grad;
-    double loss; /* its value, where forward returns one */
     size_t mark; /* of cairn__inside_begin, which is to be ended where */
     bool is_inside, in_no_grad;
     bool *reached; /* [parameters] its output depends on it */
+    /* Of the last backward, where the model's device reads them; NULL = there is none. */
+    const void **grads;       /* [parameters] of their types */
+    const void **input_grads; /* [count] f32, or f64 of inputs that are */
+};
+
+/* Memory of the model's device, at least as large as was ever needed. */
+struct cairn__replica_room {
+    void *data;
+    size_t nbytes;
 };
 
 struct cairn__replica {
     struct cairn_data_parallel *dp;
     int index;
+    int ordinal;    /* of its GPU */
+    bool is_remote; /* that is not the model's */
     cairn_env *env;
     cairn_module *module;
     amp_context *amp;
+    double *loss;                       /* in its device's memory; remote, where forward returns losses */
+    struct cairn__replica_room arrived; /* gradients of a remote one */
 
     /* The job: written by the program's thread before `posted`, its end by the replica's before `done`. */
     atomic_uint posted, done;
@@ -87,6 +106,11 @@ struct cairn_data_parallel {
     size_t num_forwards, capacity;
     uint64_t number;
 
+    double *losses; /* [num_replicas + 1] in device memory, where forward returns them: each times its rows; the mean */
+    struct cairn__replica_slot *slots; /* [parameters] of sum.c */
+    struct cairn__item *items;         /* [parameters] */
+    struct cairn__replica_room sums;
+
     /* Of the job that runs. */
     struct cairn__scattered *forward;
     const char *dy; /* the gradient of its result */
@@ -108,6 +132,11 @@ void cairn__team_stop(struct cairn_data_parallel *dp);
  * that failed, with its sentence. */
 cairn_status cairn__team_run(struct cairn_data_parallel *dp, int used, cairn_status (*work)(struct cairn__replica *r));
 
+/* Around a job on GPUs: what the first `used` replicas queue comes after what the model's GPU has been given; and what
+ * that is given next comes after it. */
+cairn_status cairn__team_go(const struct cairn_data_parallel *dp, int used);
+cairn_status cairn__team_come_back(const struct cairn_data_parallel *dp, int used);
+
 /* Wakes who sleeps until something has changed. */
 void cairn__team_tell(struct cairn_data_parallel *dp);
 
@@ -126,8 +155,11 @@ void cairn__replica_end(struct cairn__replica *r);
 cairn_status cairn__replica_forward(struct cairn__replica *r);
 cairn_status cairn__replica_backward(struct cairn__replica *r);
 
-/* Of modules that are alike. */
-void cairn__copy_buffers(const cairn_module *from, const cairn_module *to);
+/* Of modules that are alike, by d. */
+cairn_status cairn__copy_buffers(struct cairn_device *d, const cairn_module *from, const cairn_module *to);
+
+/* How much of `arrived` the gradients of a backward take. */
+size_t cairn__replica_grad_nbytes(const struct cairn__replica *r, const struct cairn__scattered *f);
 
 /* The forward has been put together, and its values are read no more; its backward will not come. By the program's
  * thread, while replicas wait. */
@@ -138,5 +170,19 @@ void cairn__replica_forget(const struct cairn__scattered *f, struct cairn__scatt
 
 /* Ends all forwards of dp. */
 void cairn__scattered_end(struct cairn_data_parallel *dp);
+
+/* ---- sum.c ---- */
+
+/* What a parameter's gradients are summed in. */
+struct cairn__replica_slot {
+    void *to;   /* NULL = it is not wanted */
+    float *sum; /* to itself, where that is f32 */
+};
+
+/* dp->slots[i].to = the sum of parameter i's gradients over the replicas of a forward, in their order, in f32, rounded
+ * once; zeros where none has any. */
+cairn_status cairn__replicas_sum(struct cairn_data_parallel *dp, const struct cairn__scattered *f);
+
+cairn_status cairn__replica_room(struct cairn_device *d, struct cairn__replica_room *room, size_t nbytes);
 
 #endif

@@ -61,15 +61,34 @@ out:
     return st;
 }
 
+/* It is alone there: replicas have nothing to say to each other. */
+static cairn_status make_env(struct cairn__replica *r) {
+    const struct cairn_data_parallel *dp = r->dp;
+    const struct cairn_device *d = dp->env->device;
+    char device[32];
+    cairn_status st = CAIRN_OK;
+    snprintf(device, sizeof(device), cairn__is_on_host(d) ? "%s" : "%s:%d", cairn_device_name(d), r->ordinal);
+    cairn__trace_set_replica(true);
+    st = cairn_env_create(NULL, NULL,
+                          cairn_env_options(.device = device, .seed = dp->env->seed, .world_size = 1, .backend = "auto",
+                                            .tf32 = d->tf32 ? CAIRN_ON : CAIRN_OFF),
+                          &r->env);
+    cairn__trace_set_replica(false);
+    if (st != CAIRN_OK) return st;
+    r->env->stream_rank = r->index;
+    if (!r->is_remote) return CAIRN_OK;
+    cairn__device_connect(r->env->device, d);
+    if (cairn__replicas_return_losses(dp))
+        TRY(cairn__device_alloc(r->env->device, CAIRN__HOLDS_STATE, sizeof(*r->loss), (void **)&r->loss));
+out:
+    return st;
+}
+
 static cairn_status begin(struct cairn__replica *r) {
     const struct cairn_data_parallel *dp = r->dp;
     const uint64_t failures = cairn__failures();
     cairn_status st = CAIRN_OK;
-    cairn__trace_set_replica(true);
-    st = cairn_env_create(NULL, NULL, cairn_env_options(.device = "cpu", .seed = dp->env->seed, .backend = "auto"),
-                          &r->env);
-    cairn__trace_set_replica(false);
-    if (st != CAIRN_OK) return st;
+    TRY(make_env(r));
     r->module = dp->options.make(dp->options.ctx, r->env, r->index);
     if (!r->module && cairn__failures() != failures) return cairn__last_status();
     REQUIRE(r->module, CAIRN_EINVAL, "make returned NULL");
@@ -81,7 +100,7 @@ static cairn_status begin(struct cairn__replica *r) {
     TRY(check_params(r, mine));
     TRY(check_buffers(r));
     TRY(cairn__module_follow_mode(r->module, dp->model));
-    for (size_t i = 0; i < mine->count; i++) cairn__param_share(mine->params[i], dp->set->params[i]);
+    for (size_t i = 0; i < mine->count; i++) cairn__param_share(mine->params[i], dp->set->params[i], !r->is_remote);
 out:
     return st;
 }
@@ -89,6 +108,8 @@ out:
 void cairn__replica_end(struct cairn__replica *r) {
     amp_destroy(&r->amp);
     if (r->module && cairn__module_env(r->module) == r->env) cairn_module_destroy(&r->module);
+    if (r->env) cairn__device_free(r->env->device, r->loss);
+    r->loss = NULL;
     cairn_env_destroy(&r->env);
 }
 
@@ -115,7 +136,7 @@ static void end_early(void *at) {
     give_up(at, cairn__fail(CAIRN_EPEER, "its thread ended within a function of the program's (pthread_exit)"));
 }
 
-/* Without an environment it ends at once: the other replicas look for it. */
+/* Without an environment it ends at once. */
 int cairn__replica_run(int rank, void *of) {
     struct cairn_data_parallel *dp = of;
     struct cairn__replica *r = &dp->replicas[rank % dp->num_replicas];
@@ -139,12 +160,15 @@ int cairn__replica_run(int rank, void *of) {
 
 /* ---- a forward ---- */
 
-void cairn__copy_buffers(const cairn_module *from, const cairn_module *to) {
+cairn_status cairn__copy_buffers(struct cairn_device *d, const cairn_module *from, const cairn_module *to) {
+    cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < cairn_module_num_buffers(from); i++) {
         cairn_tensor *a = cairn_module_buffer(from, i, NULL), *b = cairn_module_buffer(to, i, NULL);
         const size_t nbytes = cairn_tensor_numel(a) * cairn_dtype_nbytes(cairn_tensor_dtype(a));
-        if (nbytes > 0) memcpy(cairn__tensor_memory(b), cairn__tensor_memory(a), nbytes);
+        TRY(cairn__device_copy(d, cairn__tensor_memory(b), cairn__tensor_memory(a), nbytes));
     }
+out:
+    return st;
 }
 
 static cairn_status follow(const struct cairn__replica *r) {
@@ -155,12 +179,23 @@ static cairn_status follow(const struct cairn__replica *r) {
     r->env->next_stream = dp->env->next_stream;
     TRY(cairn__module_follow_mode(r->module, dp->model));
     for (size_t i = 0; i < mine->count; i++) TRY(cairn__param_follow(mine->params[i], dp->set->params[i]));
-    cairn__copy_buffers(dp->model, r->module);
+    TRY(cairn__copy_buffers(r->env->device, dp->model, r->module));
 out:
     return st;
 }
 
-/* The replica's rows of every input, where they are. */
+/* A leaf of the replica's with what is in the model's memory: there, or a copy of it. NULL on error. */
+static cairn_tensor *bring(const struct cairn__replica *r, cairn_dtype dtype, int ndim, const int64_t *shape,
+                           char *from) {
+    cairn_tensor *t = NULL;
+    if (!r->is_remote) return cairn_tensor_over(r->env, dtype, ndim, shape, NULL, from);
+    if (cairn__tensor_empty(r->env, dtype, ndim, shape, &t) != CAIRN_OK) return NULL;
+    const size_t nbytes = cairn_tensor_numel(t) * cairn_dtype_nbytes(dtype);
+    if (cairn__device_copy(r->env->device, cairn__tensor_memory(t), from, nbytes) != CAIRN_OK) cairn_tensor_destroy(&t);
+    return t;
+}
+
+/* The replica's rows of every input. */
 static cairn_status take_inputs(const struct cairn__replica *r, const struct cairn__scattered *f,
                                 struct cairn__scattered_part *part) {
     const int64_t rows = cairn__scattered_rows(f, r->index), first = r->index * f->each;
@@ -172,7 +207,7 @@ static cairn_status take_inputs(const struct cairn__replica *r, const struct cai
         shape[0] = rows;
         const size_t row = f->rows > 0 ? cairn_tensor_numel(x) / (size_t)f->rows : 0;
         char *from = (char *)cairn__tensor_values(x) + (size_t)first * row * cairn_dtype_nbytes(cairn_tensor_dtype(x));
-        part->inputs[i] = cairn_tensor_over(r->env, cairn_tensor_dtype(x), cairn_tensor_ndim(x), shape, NULL, from);
+        part->inputs[i] = bring(r, cairn_tensor_dtype(x), cairn_tensor_ndim(x), shape, from);
         if (!part->inputs[i]) return cairn__last_status();
         if (!f->records || !cairn__tensor_wants_grad(x)) continue;
         const cairn_status st = cairn_tensor_require_grad(part->inputs[i]);
@@ -218,6 +253,19 @@ static void describe_output(struct cairn__scattered_part *part) {
     part->wants_grad = cairn__tensor_wants_grad(y);
 }
 
+/* The loss times its rows, in f64, to the model's memory. */
+static cairn_status hand_over_loss(const struct cairn__replica *r, const struct cairn__scattered *f,
+                                   const struct cairn__scattered_part *part) {
+    struct cairn_device *d = r->env->device;
+    const int64_t one = 1;
+    double *theirs = &r->dp->losses[r->index], *to = r->is_remote ? r->loss : theirs;
+    const double rows = f->rows > 0 ? (double)cairn__scattered_rows(f, r->index) : 1;
+    const struct cairn__view y = cairn__view_dense(to, CAIRN_F64, 1, &one),
+                             x = cairn__view_dense(cairn__tensor_values(part->output), part->dtype, 1, &one);
+    d->math->map(d, CAIRN__MAP_AFFINE, &y, &x, (const double[CAIRN__MAP_NUMBERS]){rows});
+    return cairn__device_copy(d, theirs, to, sizeof(*to));
+}
+
 cairn_status cairn__replica_forward(struct cairn__replica *r) {
     struct cairn__scattered *f = r->dp->forward;
     struct cairn__scattered_part *part = &f->parts[r->index];
@@ -234,8 +282,9 @@ cairn_status cairn__replica_forward(struct cairn__replica *r) {
     part->output = cairn_contiguous(y);
     if (!part->output) return cairn__last_status();
     describe_output(part);
-    if (cairn__replicas_return_losses(r->dp)) TRY(cairn_tensor_read_as(part->output, CAIRN_F64, &part->loss, 1));
+    if (cairn__replicas_return_losses(r->dp)) TRY(hand_over_loss(r, f, part));
     if (f->records) TRY(find_reached(r, part));
+    TRY(cairn__device_check(r->env->device));
 out:
     return st;
 }
@@ -273,12 +322,67 @@ static cairn_tensor *take_grad(const struct cairn__replica *r, const struct cair
     const struct cairn__scattered_part *part = &f->parts[r->index];
     size_t before = 0;
     for (int i = 0; i < r->index && !is_loss; i++) before += f->parts[i].numel;
-    cairn_tensor *grad = cairn_tensor_over(r->env, part->dtype, part->ndim, part->shape, NULL,
-                                           (char *)(uintptr_t)r->dp->dy + before * cairn_dtype_nbytes(part->dtype));
+    cairn_tensor *grad = bring(r, part->dtype, part->ndim, part->shape,
+                               (char *)(uintptr_t)r->dp->dy + before * cairn_dtype_nbytes(part->dtype));
     if (!grad || !is_loss) return grad;
     cairn_tensor *share = share_of_grad(r, f, grad);
     cairn_tensor_destroy(&grad);
     return share;
+}
+
+static size_t round_up(size_t nbytes) {
+    return (nbytes + 63) / 64 * 64;
+}
+
+static size_t param_nbytes(const struct cairn__param *p) {
+    return p->n * cairn_dtype_nbytes(p->dtype);
+}
+
+/* Leaves' gradients are f32, or f64 as they are. */
+static size_t input_nbytes(const cairn_tensor *x) {
+    return cairn_tensor_numel(x) * (cairn_tensor_dtype(x) == CAIRN_F64 ? sizeof(double) : sizeof(float));
+}
+
+size_t cairn__replica_grad_nbytes(const struct cairn__replica *r, const struct cairn__scattered *f) {
+    const struct cairn__scattered_part *part = &f->parts[r->index];
+    size_t nbytes = 0;
+    for (size_t i = 0; i < r->dp->set->count; i++)
+        nbytes += part->reached[i] ? round_up(param_nbytes(r->dp->set->params[i])) : 0;
+    for (int i = 0; i < f->count; i++) {
+        const cairn_tensor *x = part->inputs[i];
+        nbytes += x && cairn__tensor_wants_grad(x) ? round_up(input_nbytes(x)) : 0;
+    }
+    return nbytes;
+}
+
+/* *grad, of a remote replica's memory, is copied to *to, which is advanced. */
+static cairn_status hand_over(const struct cairn__replica *r, const void **grad, size_t nbytes, char **to) {
+    cairn_status st = CAIRN_OK;
+    if (!r->is_remote || !*grad) return CAIRN_OK;
+    TRY(cairn__device_copy(r->env->device, *to, *grad, nbytes));
+    *grad = *to;
+    *to += round_up(nbytes);
+out:
+    return st;
+}
+
+static cairn_status hand_over_grads(const struct cairn__replica *r, const struct cairn__scattered *f,
+                                    const struct cairn__scattered_part *part) {
+    const cairn_param_set *mine = cairn_module_params(r->module);
+    char *to = r->arrived.data;
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < mine->count; i++) {
+        const struct cairn__grad *g = mine->params[i]->gradient;
+        part->grads[i] = cairn__grad_is_written(g) ? cairn__grad_memory(g) : NULL;
+        TRY(hand_over(r, &part->grads[i], param_nbytes(mine->params[i]), &to));
+    }
+    for (int i = 0; i < f->count; i++) {
+        if (!part->inputs[i]) continue;
+        part->input_grads[i] = cairn__leaf_grad(part->inputs[i]);
+        TRY(hand_over(r, &part->input_grads[i], input_nbytes(part->inputs[i]), &to));
+    }
+out:
+    return st;
 }
 
 cairn_status cairn__replica_backward(struct cairn__replica *r) {
@@ -294,5 +398,6 @@ cairn_status cairn__replica_backward(struct cairn__replica *r) {
     if (!grad) return cairn__last_status();
     st = cairn__backward_scaled(part->output, grad, dp->retains, dp->scale);
     cairn_tensor_destroy(&grad);
+    if (st == CAIRN_OK) st = hand_over_grads(r, f, part);
     return st;
 }

@@ -5,11 +5,8 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/cpu.h"
-#include "core/parallel.h"
 #include "core/status.h"
 #include "core/trace.h"
-#include "kernels/kernels.h"
 #include "parallel/data_parallel.h"
 
 struct scatter {
@@ -28,6 +25,7 @@ static void free_forward(struct cairn__scattered *f) {
     for (int r = 0; f->parts && r < f->used; r++) {
         cairn__free(f->parts[r].inputs);
         cairn__free(f->parts[r].reached);
+        cairn__free(f->parts[r].grads);
     }
     cairn__free(f->parts);
     cairn__free(f->reached);
@@ -69,6 +67,8 @@ static cairn_status make_forward(struct cairn_data_parallel *dp, int count, int6
     for (int r = 0; r < f->used; r++) {
         TRY(cairn__calloc((size_t)count, sizeof(f->parts[r].inputs[0]), (void **)&f->parts[r].inputs));
         TRY(cairn__calloc(dp->set->count + 1, sizeof(f->parts[r].reached[0]), (void **)&f->parts[r].reached));
+        TRY(cairn__calloc(dp->set->count + (size_t)count, sizeof(f->parts[r].grads[0]), (void **)&f->parts[r].grads));
+        f->parts[r].input_grads = f->parts[r].grads + dp->set->count;
     }
     dp->forwards[dp->num_forwards++] = f;
     *out = f;
@@ -76,6 +76,16 @@ static cairn_status make_forward(struct cairn_data_parallel *dp, int count, int6
 out:
     free_forward(f);
     return st;
+}
+
+/* After a job that ended with st: also one that failed may have queued what uses the model's memory. */
+static cairn_status come_back_with(const struct cairn_data_parallel *dp, const struct cairn__scattered *f,
+                                   cairn_status st) {
+    char why[CAIRN__REPLICA_WHY];
+    if (st == CAIRN_OK) return cairn__team_come_back(dp, f->used);
+    snprintf(why, sizeof(why), "%s", cairn_last_error());
+    (void)cairn__team_come_back(dp, f->used);
+    return cairn__fail(st, "%s", why);
 }
 
 /* ---- the operation ---- */
@@ -89,89 +99,43 @@ static cairn_status infer(const struct cairn__node *node) {
     return cairn__infer_as(node, s->dtype, s->ndim, s->shape);
 }
 
+/* In f64, whose sum of few terms is rounded once to any other type that is as short. */
 static void write_mean(const struct cairn_data_parallel *dp, const struct cairn__scattered *f, cairn_dtype dtype,
                        void *to) {
-    double sum = 0;
-    for (int r = 0; r < f->used; r++) sum += f->parts[r].loss * (double)cairn__scattered_rows(f, r);
-    const double mean = f->rows > 0 ? sum / (double)f->rows : f->parts[0].loss;
-    const float narrow = (float)mean;
-    if (dtype == CAIRN_F64) {
-        memcpy(to, &mean, sizeof(mean));
-    } else {
-        cairn__pass_cast(dp->env->device->passes, dp->env->device, to, dtype, &narrow, CAIRN_F32, 1);
-    }
+    struct cairn_device *d = dp->env->device;
+    const int64_t count = f->used, one = 1;
+    const struct cairn__view x = cairn__view_dense(dp->losses, CAIRN_F64, 1, &count),
+                             mean = cairn__view_dense(dp->losses + dp->num_replicas, CAIRN_F64, 1, &one),
+                             y = cairn__view_dense(to, dtype, 1, &one);
+    d->math->map_sum(d, CAIRN__MAP_COPY, &mean, &x, NULL, f->rows > 0 ? (double)f->rows : 1);
+    d->math->map(d, CAIRN__MAP_COPY, &y, &mean, NULL);
 }
 
+/* Into memory that may have been another result's on the model's GPU until now. */
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct scatter *s = scatter_of(node);
     const struct cairn__scattered *f = s->forward;
+    const bool is_loss = cairn__replicas_return_losses(s->dp);
     char *to = cairn__tensor_values(cairn__node_result(node));
+    cairn_status st = CAIRN_OK;
     (void)tape;
-    if (cairn__replicas_return_losses(s->dp)) {
-        write_mean(s->dp, f, s->dtype, to);
-        return CAIRN_OK;
-    }
-    for (int r = 0; r < f->used; r++) {
+    TRY(cairn__team_go(s->dp, f->used));
+    for (int r = 0; r < f->used && !is_loss; r++) {
         const size_t nbytes = f->parts[r].numel * cairn_dtype_nbytes(s->dtype);
-        if (nbytes > 0) memcpy(to, cairn__tensor_values(f->parts[r].output), nbytes);
+        TRY(cairn__device_copy(s->dp->replicas[r].env->device, to, cairn__tensor_values(f->parts[r].output), nbytes));
         to += nbytes;
     }
-    return CAIRN_OK;
-}
-
-/* ---- its backward ---- */
-
-/* Arrays of n elements of a type, whose sum is formed in f32 in their order and rounded once. */
-struct sum {
-    cairn__reduce_fn reduce;
-    const void *from[CAIRN__MAX_RANKS];
-    int count;
-    size_t nbytes; /* of an element */
-    char *to;
-};
-
-enum { GRAIN = 65536 };
-
-static void sum_piece(void *ctx, size_t begin, size_t end) {
-    const struct sum *s = ctx;
-    const void *from[CAIRN__MAX_RANKS];
-    void *to = s->to + begin * s->nbytes;
-    uint32_t found = 0;
-    for (int i = 0; i < s->count; i++) from[i] = (const char *)s->from[i] + begin * s->nbytes;
-    s->reduce(&to, 1, from, s->count, end - begin, 1.0f, &found);
-}
-
-static void add_up(struct sum *s, cairn_dtype dtype, size_t n, void *to) {
-    s->to = to;
-    s->nbytes = cairn_dtype_nbytes(dtype);
-    if (n == 0) return;
-    if (s->count == 0) memset(to, 0, n * s->nbytes);
-    if (s->count == 1) memcpy(to, s->from[0], n * s->nbytes);
-    if (s->count > 1) cairn__parallel_for(n, GRAIN, sum_piece, s);
-}
-
-static cairn_status bring_param(struct cairn__tape *tape, const struct scatter *s, cairn_tensor *t, size_t index,
-                                const struct cairn__kernels *kernels) {
-    const cairn_dtype dtype = cairn_tensor_dtype(t);
-    struct sum sum = {.reduce = kernels->reduce[CAIRN__REDUCE_SUM][dtype]};
-    cairn_status st = CAIRN_OK;
-    void *dx = NULL;
-    if (!cairn__tensor_wants_grad(t)) return CAIRN_OK;
-    for (int r = 0; r < s->forward->used; r++) {
-        const cairn_param_set *theirs = cairn_module_params(s->dp->replicas[r].module);
-        const struct cairn__grad *g = theirs->params[index]->gradient;
-        if (cairn__grad_is_written(g)) sum.from[sum.count++] = cairn__grad_memory(g);
-    }
-    TRY(cairn__tensor_grad_begin(tape, t, &dx));
-    add_up(&sum, dtype, cairn_tensor_numel(t), dx);
-    TRY(cairn__tensor_grad_end(tape, t, dx));
+    TRY(cairn__team_come_back(s->dp, f->used));
+    if (is_loss) write_mean(s->dp, f, s->dtype, to);
 out:
     return st;
 }
 
+/* ---- its backward ---- */
+
 /* Leaves' gradients are f32, or f64 as they are. */
 static cairn_status bring_input(struct cairn__tape *tape, const struct scatter *s, cairn_tensor *t, int index) {
-    const struct cairn_device *d = s->dp->env->device;
+    struct cairn_device *d = s->dp->env->device;
     const cairn_dtype dtype = cairn_tensor_dtype(t);
     cairn_status st = CAIRN_OK;
     void *dx = NULL;
@@ -179,18 +143,54 @@ static cairn_status bring_input(struct cairn__tape *tape, const struct scatter *
     TRY(cairn__tensor_grad_begin(tape, t, &dx));
     char *to = dx;
     for (int r = 0; r < s->forward->used; r++) {
-        const cairn_tensor *x = s->forward->parts[r].inputs[index];
-        const size_t n = cairn_tensor_numel(x);
-        const void *grad = cairn__leaf_grad(x);
-        if (!grad) {
-            memset(to, 0, n * cairn_dtype_nbytes(dtype));
-        } else {
-            cairn__pass_cast(d->passes, (struct cairn_device *)(uintptr_t)d, to, dtype, grad,
+        const struct cairn__scattered_part *part = &s->forward->parts[r];
+        const size_t n = cairn_tensor_numel(part->inputs[index]);
+        if (part->input_grads[index]) {
+            cairn__pass_cast(d->passes, d, to, dtype, part->input_grads[index],
                              dtype == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32, n);
+        } else if (dtype == CAIRN_F64) {
+            d->passes->fill(d, CAIRN_F32, to, 2 * n, 0);
+        } else {
+            d->passes->fill(d, dtype, to, n, 0);
         }
         to += n * cairn_dtype_nbytes(dtype);
     }
     TRY(cairn__tensor_grad_end(tape, t, dx));
+out:
+    return st;
+}
+
+/* Those of parameters, from the last to the first, as the node has them. */
+static cairn_status bring_params(struct cairn__tape *tape, const struct scatter *s, const struct cairn__node *node) {
+    struct cairn_data_parallel *dp = s->dp;
+    cairn_status st = CAIRN_OK;
+    int next = s->forward->given;
+    for (size_t i = dp->set->count; i-- > 0;) {
+        dp->slots[i].to = NULL;
+        if (!s->forward->reached[i]) continue;
+        cairn_tensor *t = cairn__node_input(node, next++);
+        if (cairn__tensor_wants_grad(t)) TRY(cairn__tensor_grad_begin(tape, t, &dp->slots[i].to));
+    }
+    TRY(cairn__replicas_sum(dp, s->forward));
+    next = s->forward->given;
+    for (size_t i = dp->set->count; i-- > 0;) {
+        if (!s->forward->reached[i]) continue;
+        cairn_tensor *t = cairn__node_input(node, next++);
+        if (dp->slots[i].to) TRY(cairn__tensor_grad_end(tape, t, dp->slots[i].to));
+    }
+out:
+    return st;
+}
+
+/* Where remote replicas' gradients arrive. */
+static cairn_status make_room(const struct cairn_data_parallel *dp, const struct cairn__scattered *f) {
+    cairn_status st = CAIRN_OK;
+    for (int r = 0; r < f->used; r++) {
+        struct cairn__replica *one = &dp->replicas[r];
+        memset(f->parts[r].grads, 0, (dp->set->count + (size_t)f->count) * sizeof(f->parts[r].grads[0]));
+        if (!one->is_remote) continue;
+        TRY(cairn__replica_room(dp->env->device, &one->arrived, cairn__replica_grad_nbytes(one, f)));
+    }
 out:
     return st;
 }
@@ -206,19 +206,18 @@ static void consume(struct cairn_data_parallel *dp, struct cairn__scattered *f) 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct scatter *s = scatter_of(node);
     struct cairn_data_parallel *dp = s->dp;
-    const struct cairn__kernels *kernels = cairn__kernels_cpu(cairn__cpu_features());
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = CAIRN_OK;
     dp->forward = s->forward;
     dp->dy = dy;
     dp->retains = cairn__backward_retains(tape);
     dp->scale = dp->set->scale;
-    TRY(cairn__team_run(dp, s->forward->used, cairn__replica_backward));
-    int next = s->forward->given;
-    for (size_t i = dp->set->count; i-- > 0;) {
-        if (s->forward->reached[i]) TRY(bring_param(tape, s, cairn__node_input(node, next++), i, kernels));
-    }
-    next = 0;
+    TRY(make_room(dp, s->forward));
+    TRY(cairn__team_go(dp, s->forward->used));
+    st = cairn__team_run(dp, s->forward->used, cairn__replica_backward);
+    TRY(come_back_with(dp, s->forward, st));
+    TRY(bring_params(tape, s, node));
+    int next = 0;
     for (int i = 0; i < s->forward->count; i++) {
         if (s->forward->parts[0].inputs[i]) TRY(bring_input(tape, s, cairn__node_input(node, next++), i));
     }
@@ -289,12 +288,13 @@ static cairn_tensor *gather(struct cairn_data_parallel *dp, struct cairn__scatte
 }
 
 /* What the first replica made of the model's buffers, and how far the random numbers are. */
-static void take_back(const struct cairn_data_parallel *dp, const struct cairn__scattered *f) {
-    cairn__copy_buffers(dp->replicas[0].module, dp->model);
+static cairn_status take_back(const struct cairn_data_parallel *dp, const struct cairn__scattered *f) {
+    const struct cairn__replica *first = &dp->replicas[0];
     for (int r = 0; r < f->used; r++) {
         const uint64_t next = dp->replicas[r].env->next_stream;
         if (next > dp->env->next_stream) dp->env->next_stream = next;
     }
+    return cairn__copy_buffers(first->env->device, first->module, dp->model);
 }
 
 static cairn_tensor *run_forward(struct cairn_data_parallel *dp, cairn_tensor *const *inputs, int count) {
@@ -303,10 +303,10 @@ static cairn_tensor *run_forward(struct cairn_data_parallel *dp, cairn_tensor *c
     if (make_forward(dp, count, cairn_tensor_size(inputs[0], 0), &f) != CAIRN_OK) return NULL;
     f->inputs = inputs;
     dp->forward = f;
-    if (cairn__team_run(dp, f->used, cairn__replica_forward) == CAIRN_OK) {
-        take_back(dp, f);
-        y = gather(dp, f);
-    }
+    cairn_status st = cairn__team_go(dp, f->used);
+    if (st == CAIRN_OK) st = cairn__team_run(dp, f->used, cairn__replica_forward);
+    if (st == CAIRN_OK) st = take_back(dp, f);
+    if (come_back_with(dp, f, st) == CAIRN_OK) y = gather(dp, f);
     for (int r = 0; r < f->used; r++) cairn__replica_leave(&dp->replicas[r], &f->parts[r]);
     f->inputs = NULL;
     if (!y || !cairn__tensor_wants_grad(y)) { /* no backward comes */

@@ -58,6 +58,20 @@ cairn_status cairn__team_run(struct cairn_data_parallel *dp, int used, cairn_sta
     return outcome(dp, used);
 }
 
+cairn_status cairn__team_go(const struct cairn_data_parallel *dp, int used) {
+    cairn_status st = CAIRN_OK;
+    for (int i = 0; i < used; i++) TRY(cairn__device_wait_for(dp->replicas[i].env->device, dp->env->device));
+out:
+    return st;
+}
+
+cairn_status cairn__team_come_back(const struct cairn_data_parallel *dp, int used) {
+    cairn_status st = CAIRN_OK;
+    for (int i = 0; i < used; i++) TRY(cairn__device_wait_for(dp->env->device, dp->replicas[i].env->device));
+out:
+    return st;
+}
+
 /* ---- threads ---- */
 
 static void *spawn(void *of) {

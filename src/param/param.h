@@ -454,10 +454,11 @@ cairn_status cairn__param_move(struct cairn__param *p, void *to, bool owned);
 
 /* ---- weights ---- */
 
-/* p shows the weights of another parameter of its shape and type, in another environment, from now on; its own memory
- * and master go. Then follow, whenever the other's may have changed: p's version and requires_grad become the other's.
- * The other outlives p. Errors of follow: of cairn_param_require_grad. */
-void cairn__param_share(struct cairn__param *p, const struct cairn__param *other);
+/* p has the weights of another parameter of its shape and type, in another environment, from now on; its own master
+ * goes. in_place: it shows the other's memory, and its own goes; else, on another GPU, follow copies what has changed.
+ * follow comes before p is used, whenever the other may have changed: p's version and requires_grad become the other's.
+ * The other outlives p. Errors of follow: of cairn_param_require_grad, the device's. */
+void cairn__param_share(struct cairn__param *p, const struct cairn__param *other, bool in_place);
 cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__param *other);
 
 /* Half weights = round(master), where p has one; of half values in f32 memory without one, round(weights). Of a sharded

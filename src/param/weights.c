@@ -190,18 +190,28 @@ void cairn__param_round_from_master(struct cairn__param *p) {
 /* Versions of what is shared are no versions of what p had before. */
 static const uint64_t SHARED = UINT64_C(1) << 63;
 
-void cairn__param_share(struct cairn__param *p, const struct cairn__param *other) {
+/* A replay writes weights without a new version of theirs. */
+static uint64_t version_of_shared(const struct cairn__param *other) {
+    return SHARED | (other->version + other->set->env->replays);
+}
+
+void cairn__param_share(struct cairn__param *p, const struct cairn__param *other, bool in_place) {
     drop_master(p);
+    if (!in_place) return;
     if (p->owns_data) cairn__device_free(device_of(p), p->data);
     p->data = other->data;
     p->owns_data = false;
-    p->version = SHARED | other->version;
 }
 
 cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__param *other) {
-    p->version = SHARED | other->version;
-    if (p->requires_grad == other->requires_grad) return CAIRN_OK;
-    return cairn_param_require_grad(p->set, p->index, other->requires_grad);
+    const uint64_t version = version_of_shared(other);
+    cairn_status st = CAIRN_OK;
+    if (p->owns_data && p->version != version)
+        TRY(cairn__device_copy(device_of(p), p->data, other->data, p->n * cairn_dtype_nbytes(p->dtype)));
+    p->version = version;
+    if (p->requires_grad != other->requires_grad) TRY(cairn_param_require_grad(p->set, p->index, other->requires_grad));
+out:
+    return st;
 }
 
 cairn_status cairn__param_set_check_own_weights(const char *call, const struct cairn_param_set *set) {

@@ -374,7 +374,7 @@ static void recorded_step_is_only_launched(void **state) {
 /* Streams 10 to 12 when it is recorded, the first three times 1 to 9. */
 static void launches_draw_from_the_streams_of_the_environment(void **state) {
     (void)state;
-    env.rank = 5;
+    env.stream_rank = 5;
     env.next_stream = 1;
     fake.draws = 3;
     cairn_graph *graph = warm_graph();

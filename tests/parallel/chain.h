@@ -269,6 +269,14 @@ static inline cairn_tensor *chain_loss_inside(void *ctx, cairn_module *module, c
     return cairn_mse_loss(cairn_module_forward(module, inputs[0]), inputs[1]);
 }
 
+/* The first n GPUs, of which a process may see fewer: replicas share them then. NULL on the CPU. */
+static inline const int *chain_device_ids(cairn_env *env, int n) {
+    static int ids[MAX_ROWS];
+    const int visible = cairn__device_count(env->device);
+    for (int i = 0; i < n; i++) ids[i] = i % visible;
+    return cairn__is_on_host(env->device) ? NULL : ids;
+}
+
 /* Its loss on a part of the rows. */
 static inline cairn_tensor *chain_part(struct chain_rank *r, cairn_tensor *x, cairn_tensor *y, int part) {
     if (r->c->loss_inside) return cairn_data_parallel_forward_n(r->dp, (cairn_tensor *[]){x, y}, 2);
@@ -324,6 +332,7 @@ static inline char *chain_step(struct chain_rank *r, struct outcome *out) {
     if (c->accumulates) PASS(chain_batch(r, 2 * r->step + 1, &more));
     if (c->max_norm > 0) EXPECT_OK(cairn_clip_grad_norm(r->optimizer, c->max_norm, rank ? NULL : &out->norms[r->step]));
     EXPECT_OK(cairn_step(r->optimizer));
+    EXPECT_OK(cairn_env_synchronize(r->env)); /* a GPU tells later what became of it */
     if (is_last) out->losses[r->step] = mean + more;
     if (rank == 0) out->skipped[r->step] = cairn_optimizer_step_skipped(r->optimizer);
     EXPECT(cairn_optimizer_step_skipped(r->optimizer) == (c->bad_layer && r->step == c->bad_step));
@@ -360,7 +369,8 @@ static inline char *chain_make_copies(struct chain_rank *r) {
     if (c->dp)
         EXPECT_OK(cairn_data_parallel_create(
             r->stages[0],
-            cairn_data_parallel_options(.num_replicas = c->dp, .num_threads = c->threads, .make = chain_make_copy,
+            cairn_data_parallel_options(.num_replicas = c->dp, .device_ids = chain_device_ids(r->env, c->dp),
+                                        .num_threads = c->threads, .make = chain_make_copy,
                                         .forward = c->loss_inside ? chain_loss_inside : NULL, .ctx = r,
                                         .forward_returns_loss = c->loss_inside ? CAIRN_ON : CAIRN_OFF,
                                         .amp = c->level ? &level : NULL),

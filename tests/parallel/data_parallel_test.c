@@ -1,18 +1,32 @@
-/* Replicas of a model in threads: one rank's bits on the whole batch where nothing has to be rounded. */
+/* Replicas of a model in threads: one rank's bits on the whole batch, on the CPU, where nothing has to be rounded. On
+ * the device of CAIRN_DEVICE, with several replicas on a GPU where there are too few. It touches no memory of a GPU
+ * behind its back.
+ *
+ * usage: data_parallel_test [cuda | few]    (cuda: there, ends with 77 where there is no GPU; few: cases, for stand-ins
+ *                                           that guard their memory, which takes long) */
 #include "chain.h"
 
 #include <malloc.h>
 #include <pthread.h>
 
+#include "cairn/interop_cuda.h"
+#include "parallel/data_parallel.h"
+
+#include "../on_gpu.h"
 #include "../one_env.h"
 
 static struct outcome whole, out;
+
+static bool few;
 
 static void equals_the_whole_batch(struct chain c) {
     struct chain alone = c;
     alone.dp = 0;
     alone.loss_inside = false;
+    const bool on_gpu = is_on_gpu();
+    setenv("CAIRN_DEVICE", "cpu", 1);
     chain_run(&alone, &whole);
+    if (on_gpu) setenv("CAIRN_DEVICE", "cuda", 1);
     chain_run(&c, &out);
     chain_same(c.name, &out, &whole);
 }
@@ -31,8 +45,8 @@ enum { LEVELS = sizeof(levels) / sizeof(levels[0]) };
 
 static void every_number_of_replicas_gives_the_bits_of_the_whole_batch(void **state) {
     (void)state;
-    for (int i = 0; i < LEVELS; i++) {
-        for (int n = 1; n <= 4; n++) {
+    for (int i = 0; i < LEVELS; i += few ? 4 : 1) {
+        for (int n = few ? 2 : 1; n <= (few ? 3 : 4); n++) {
             struct chain c = levels[i];
             c.exact = true;
             c.loss_scale = c.level ? 8 : 0;
@@ -96,7 +110,7 @@ static void other_numbers_give_the_same_but_for_rounding(void **state) {
 
 static void threads_of_a_replica_change_no_bit(void **state) {
     (void)state;
-    for (int i = 0; i < LEVELS; i++) {
+    for (int i = 0; i < LEVELS; i += few ? 4 : 1) {
         struct chain c = levels[i];
         c.rows = 16;
         c.n_microbatches = 1;
@@ -129,13 +143,24 @@ static size_t numel_of(const cairn_param *p) {
     return n;
 }
 
+static void get(cairn_env *env, void *to, const void *from, size_t nbytes) {
+    MUST_OK(cairn__device_download(env->device, to, from, nbytes));
+}
+
+static void put(cairn_env *env, void *to, const void *from, size_t nbytes) {
+    MUST_OK(cairn__device_upload(env->device, to, from, nbytes));
+}
+
 /* Quarters, of which nothing has to be rounded: products of other numbers of rows may add in another order. */
 static cairn_module *with_exact_weights(cairn_module *model) {
     cairn_param_set *set = cairn_module_params(model);
     for (size_t i = 0; i < cairn_param_set_count(set); i++) {
         cairn_param p;
         MUST(cairn_param_set_get(set, i, &p) == CAIRN_OK);
-        for (size_t k = 0; k < numel_of(&p); k++) ((float *)p.data)[k] = (float)((int)(3 * i + 5 * k) % 7 - 3) / 4;
+        float values[64];
+        MUST(numel_of(&p) <= 64);
+        for (size_t k = 0; k < numel_of(&p); k++) values[k] = (float)((int)(3 * i + 5 * k) % 7 - 3) / 4;
+        put(set->env, p.data, values, numel_of(&p) * sizeof(float));
         MUST(cairn_param_changed(set, i, 0) == CAIRN_OK);
     }
     return model;
@@ -171,10 +196,16 @@ static cairn_tensor *forward_replica(void *ctx, cairn_module *module, cairn_tens
     return cairn_linear_forward(inputs[0], cairn_module_get(module, "0.weight"), cairn_module_get(module, "0.bias"));
 }
 
+static const int *ids_of(const cairn_module *model, int n) {
+    return chain_device_ids(cairn__module_env(model), n);
+}
+
 static cairn_data_parallel *replicate(cairn_module *model, struct maker *m, int n) {
     cairn_data_parallel *dp = NULL;
-    OK(cairn_data_parallel_create(
-        model, cairn_data_parallel_options(.num_replicas = n, .num_threads = 1, .make = make_replica, .ctx = m), &dp));
+    OK(cairn_data_parallel_create(model,
+                                  cairn_data_parallel_options(.num_replicas = n, .num_threads = 1, .make = make_replica,
+                                                              .ctx = m, .device_ids = ids_of(model, n)),
+                                  &dp));
     return dp;
 }
 
@@ -199,7 +230,7 @@ static void gradients_come_to_inputs_too(void **state) {
         cairn_tensor *doubled = cairn_mul_scalar(x, 2);
         OK(cairn_backward(
             cairn_sum(i ? cairn_data_parallel_forward(dp, doubled) : cairn_module_forward(model, doubled))));
-        memcpy(dx[i], cairn_tensor_grad(x), sizeof(dx[i]));
+        get(*state, dx[i], cairn_tensor_grad(x), sizeof(dx[i]));
         cairn_tensor_clear_grad(x);
         OK(cairn_release_results(*state));
     }
@@ -219,7 +250,7 @@ static void running_statistics_are_the_first_replicas(void **state) {
         cairn_param a, b;
         OK(cairn_param_set_get(from, i, &a));
         OK(cairn_param_set_get(to, i, &b));
-        memcpy(b.data, a.data, numel_of(&a) * sizeof(float));
+        OK(cairn__device_copy(to->env->device, b.data, a.data, numel_of(&a) * sizeof(float)));
         OK(cairn_param_changed(to, i, 0));
     }
     cairn_data_parallel *dp = replicate(model, &m, 3);
@@ -277,7 +308,8 @@ static void random_numbers_are_those_of_ranks(void **state) {
     OK(cairn_spawn_threads(draw_as_rank, &ranks, 3, NULL));
     OK(cairn_data_parallel_create(model,
                                   cairn_data_parallel_options(.num_replicas = 3, .make = make_replica,
-                                                              .forward = drop_out, .ctx = &m),
+                                                              .forward = drop_out, .ctx = &m,
+                                                              .device_ids = ids_of(model, 3)),
                                   &dp));
     for (int i = 0; i < 2; i++) { /* seeding begins them anew */
         cairn_manual_seed(*state, 7);
@@ -306,7 +338,10 @@ static void what_the_program_changes_is_found_by_the_next_forward(void **state) 
         read_rows(cairn_module_forward(model, x), 0, ROWS, y[1]);
         assert_memory_equal(y[0], y[1], sizeof(y[0]));
         OK(cairn_param_set_get(set, 0, &p));
-        for (size_t k = 0; k < numel_of(&p); k++) ((float *)p.data)[k] += 1;
+        float weights[IN * OUT];
+        get(*state, weights, p.data, sizeof(weights));
+        for (size_t k = 0; k < numel_of(&p); k++) weights[k] += 1;
+        put(*state, p.data, weights, sizeof(weights));
         OK(cairn_param_changed(set, 0, 0));
     }
     OK(cairn_param_set_require_grad(set, "1.*", 0));
@@ -321,6 +356,43 @@ static void what_the_program_changes_is_found_by_the_next_forward(void **state) 
     cairn_tensor_destroy(&x);
 }
 
+struct recorded {
+    cairn_module *model;
+    cairn_optimizer *sgd;
+    cairn_tensor *x;
+};
+
+static cairn_status step_once(void *at) {
+    struct recorded *r = at;
+    cairn_zero_grad(r->sgd);
+    const cairn_status st = cairn_backward(cairn_sum(cairn_module_forward(r->model, r->x)));
+    return st == CAIRN_OK ? cairn_step(r->sgd) : st;
+}
+
+/* A replay writes weights without the host. */
+static void weights_of_a_replayed_step_are_found_too(void **state) {
+    struct maker m = {.layers = 2};
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    struct recorded r = {.model = make_model(*state, &m), .x = numbers(*state, ROWS, IN)};
+    cairn_graph *graph = NULL;
+    float y[2][ROWS * OUT];
+    hyper.lr = 0x1p-6;
+    OK(cairn_sgd_create(cairn_module_params(r.model), &hyper, &r.sgd));
+    OK(cairn_graph_capture(*state, step_once, &r, &graph));
+    cairn_data_parallel *dp = replicate(r.model, &m, 2);
+    for (int i = 0; i < 6; i++) {
+        OK(cairn_graph_replay(graph));
+        read_rows(cairn_data_parallel_forward(dp, r.x), 0, ROWS, y[0]);
+        read_rows(cairn_module_forward(r.model, r.x), 0, ROWS, y[1]);
+        assert_memory_equal(y[0], y[1], sizeof(y[0]));
+    }
+    cairn_data_parallel_destroy(&dp);
+    cairn_graph_destroy(&graph);
+    cairn_optimizer_destroy(&r.sgd);
+    cairn_module_destroy(&r.model);
+    cairn_tensor_destroy(&r.x);
+}
+
 static void parameters_that_no_output_depends_on_have_no_gradient(void **state) {
     struct maker m = {.has_spare = true};
     cairn_module *model = make_model(*state, &m);
@@ -329,7 +401,8 @@ static void parameters_that_no_output_depends_on_have_no_gradient(void **state) 
     cairn_tensor *x = numbers(*state, ROWS, IN);
     OK(cairn_data_parallel_create(model,
                                   cairn_data_parallel_options(.num_replicas = 2, .make = make_replica,
-                                                              .forward = forward_replica, .ctx = &m),
+                                                              .forward = forward_replica, .ctx = &m,
+                                                              .device_ids = ids_of(model, 2)),
                                   &dp));
     OK(cairn_backward(cairn_sum(cairn_data_parallel_forward(dp, x))));
     for (size_t i = 0; i < set->count; i++)
@@ -356,7 +429,7 @@ static void several_forwards_may_come_before_a_backward(void **state) {
         assert_int_equal(cairn_backward(loss), CAIRN_ESTATE); /* consumed */
         struct cairn__grad_view sum;
         OK(cairn__grad_prepare_read(set->params[0]->gradient, &sum));
-        memcpy(grads[i], sum.x, sizeof(grads[i]));
+        get(*state, grads[i], sum.x, sizeof(grads[i]));
         cairn_module_zero_grad(model);
         OK(cairn_release_results(*state));
         assert_int_equal(cairn_backward(loss), CAIRN_ESTATE); /* over */
@@ -370,6 +443,17 @@ static void several_forwards_may_come_before_a_backward(void **state) {
     cairn_tensor_destroy(&x);
 }
 
+/* What a GPU's memory is used for, as the sentence of a request that can never be met says; "" on the CPU. */
+static void describe_memory(cairn_env *env, char *text, size_t nbytes) {
+    void *p = NULL;
+    text[0] = '\0';
+    if (cairn__is_on_host(env->device)) return;
+    assert_int_equal(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, SIZE_MAX, &p), CAIRN_ENOMEM);
+    const char *held = strstr(cairn_last_error(), "held here");
+    assert_non_null(held);
+    snprintf(text, nbytes, "%s", held);
+}
+
 static size_t bytes_in_use(void) {
     const struct mallinfo2 info = mallinfo2();
     return info.uordblks + info.hblkhd;
@@ -377,6 +461,7 @@ static size_t bytes_in_use(void) {
 
 static void memory_does_not_grow_over_micro_batches(void **state) {
     struct maker m = {.layers = 3};
+    char first[3][500], last[500];
     size_t peak = 0;
     cairn_module *model = make_model(*state, &m);
     cairn_data_parallel *dp = replicate(model, &m, 2);
@@ -390,9 +475,15 @@ static void memory_does_not_grow_over_micro_batches(void **state) {
             OK(cairn_backward(cairn_sum(cairn_data_parallel_forward(dp, x))));
         }
         OK(cairn_release_results(*state));
+        OK(cairn_env_synchronize(*state)); /* or what a stand-in has still to do would count */
         const size_t now = bytes_in_use();
         if (i < 20 && now > peak) peak = now;
         if (now > peak + 65536) fail_msg("batch %d holds %zu bytes, the first twenty held %zu", i, now, peak);
+        for (int r = 0; r < 3; r++) {
+            cairn_env *env = r < 2 ? dp->replicas[r].env : *state;
+            describe_memory(env, i < 20 ? first[r] : last, sizeof(last));
+            if (i >= 20) assert_string_equal(last, first[r]);
+        }
     }
     cairn_data_parallel_destroy(&dp);
     cairn_module_destroy(&model);
@@ -415,13 +506,14 @@ static void inputs_may_be_left_out(void **state) {
     OK(cairn_tensor_require_grad(factors));
     OK(cairn_data_parallel_create(model,
                                   cairn_data_parallel_options(.num_replicas = 5, .make = make_replica,
-                                                              .forward = add_what_is_given, .ctx = &m),
+                                                              .forward = add_what_is_given, .ctx = &m,
+                                                              .device_ids = ids_of(model, 5)),
                                   &dp));
     for (int i = 0; i < 2; i++) {
         cairn_tensor *y = i ? cairn_data_parallel_forward_n(dp, (cairn_tensor *[]){x, NULL, factors}, 3)
                             : cairn_mul(cairn_module_forward(model, x), factors);
         OK(cairn_backward(cairn_sum(y)));
-        memcpy(grads[i], cairn_tensor_grad(factors), sizeof(grads[i]));
+        get(*state, grads[i], cairn_tensor_grad(factors), sizeof(grads[i]));
         cairn_tensor_clear_grad(factors);
     }
     assert_memory_equal(grads[0], grads[1], sizeof(grads[0]));
@@ -451,7 +543,7 @@ static void an_overflow_in_one_replicas_rows_skips_the_step(void **state) {
         OK(amp_initialize(*state, model, sgd, &level, &amp));
         OK(cairn_data_parallel_create(model,
                                       cairn_data_parallel_options(.num_replicas = 3, .make = make_replica, .ctx = &m,
-                                                                  .amp = &level),
+                                                                  .amp = &level, .device_ids = ids_of(model, 3)),
                                       &dp));
         for (int step = 0; step < 3; step++) {
             for (int i = 0; i < ROWS * IN; i++) x[i] = step == 1 && i == bad * ROWS / 3 * IN ? 60000 : 1;
@@ -459,6 +551,7 @@ static void an_overflow_in_one_replicas_rows_skips_the_step(void **state) {
             cairn_zero_grad(sgd);
             OK(amp_backward(amp, cairn_mean(cairn_data_parallel_forward(dp, in)), sgd));
             OK(cairn_step(sgd));
+            OK(cairn_env_synchronize(*state));
             assert_int_equal(cairn_optimizer_step_skipped(sgd), step == 1);
             cairn_tensor_destroy(&in);
         }
@@ -477,8 +570,10 @@ static void an_overflow_in_one_replicas_rows_skips_the_step(void **state) {
 static void create(cairn_module *model, struct maker *m, const struct amp_options *amp, cairn_status status,
                    const char *words) {
     cairn_data_parallel *dp = NULL;
-    REFUSED(cairn_data_parallel_create(
-                model, cairn_data_parallel_options(.num_replicas = 2, .make = make_replica, .ctx = m, .amp = amp), &dp),
+    REFUSED(cairn_data_parallel_create(model,
+                                       cairn_data_parallel_options(.num_replicas = 2, .make = make_replica, .ctx = m,
+                                                                   .amp = amp, .device_ids = ids_of(model, 2)),
+                                       &dp),
             status, words);
     assert_null(dp);
 }
@@ -512,6 +607,60 @@ static void a_replica_that_is_unlike_the_model_is_refused_by_name(void **state) 
     cairn_module_destroy(&model);
 }
 
+static void refuse_devices(cairn_module *model, const int *ids, int n, const char *words) {
+    struct maker m = {0};
+    REFUSED(cairn_data_parallel_create(model,
+                                       cairn_data_parallel_options(.num_replicas = n, .device_ids = ids,
+                                                                   .make = make_replica, .ctx = &m),
+                                       &(cairn_data_parallel *){0}),
+            CAIRN_EINVAL, words);
+}
+
+static void devices_that_are_not_there_are_refused(void **state) {
+    struct maker m = {0};
+    cairn_module *model = make_model(*state, &m);
+    char words[100];
+    const int visible = cairn__device_count(((cairn_env *)*state)->device);
+    if (!is_on_gpu()) {
+        refuse_devices(model, (const int[]){0, 1}, 2, "device_ids names GPUs, but the model is on the CPU");
+    } else {
+        snprintf(words, sizeof(words), "num_replicas is %d, but this process sees %d GPU", visible + 1, visible);
+        refuse_devices(model, NULL, visible + 1, words);
+        snprintf(words, sizeof(words), "device_ids[1] is %d, but this process sees %d GPU", visible, visible);
+        refuse_devices(model, (const int[]){0, visible}, 2, words);
+        refuse_devices(model, (const int[]){0, -1}, 2, "device_ids[1] is -1");
+        refuse_devices(model, (const int[]){1, 0}, 2, "device_ids begins with 1, but the model is on cuda:0");
+        refuse_devices(model, (const int[]){0, 0}, 0, "device_ids is set, and num_replicas, the number of them, is 0");
+    }
+    cairn_module_destroy(&model);
+}
+
+/* Without numbers: one for each GPU, beginning with the model's. */
+static void replicas_are_on_all_gpus(void **state) {
+    struct maker m = {.layers = 2};
+    float y[2][ROWS * OUT];
+    cairn_env *env = *state;
+    if (!is_on_gpu()) skip();
+    const int visible = cairn__device_count(env->device), own = visible - 1;
+    char device[32];
+    snprintf(device, sizeof(device), "cuda:%d", own);
+    cairn_env *other = NULL;
+    OK(cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &other));
+    cairn_module *model = make_model(other, &m);
+    cairn_data_parallel *dp = NULL;
+    OK(cairn_data_parallel_create(model, cairn_data_parallel_options(.make = make_replica, .ctx = &m), &dp));
+    assert_int_equal(cairn_data_parallel_num_replicas(dp), visible);
+    for (int i = 0; i < visible; i++) assert_int_equal(cairn_cuda_ordinal(dp->replicas[i].env), i == 0 ? own : i - 1);
+    cairn_tensor *x = numbers(other, ROWS, IN);
+    read_rows(cairn_data_parallel_forward(dp, x), 0, ROWS, y[0]);
+    read_rows(cairn_module_forward(model, x), 0, ROWS, y[1]);
+    assert_memory_equal(y[0], y[1], sizeof(y[0]));
+    cairn_data_parallel_destroy(&dp);
+    cairn_tensor_destroy(&x);
+    cairn_module_destroy(&model);
+    cairn_env_destroy(&other);
+}
+
 static void a_forward_that_fails_says_where_and_the_next_one_goes_on(void **state) {
     struct maker m = {.fails = IN_FORWARD, .fails_in = 2, .once = true};
     float y[2][ROWS * OUT];
@@ -520,7 +669,8 @@ static void a_forward_that_fails_says_where_and_the_next_one_goes_on(void **stat
     cairn_tensor *x = numbers(*state, ROWS, IN), *short_one = numbers(*state, ROWS - 1, IN);
     OK(cairn_data_parallel_create(model,
                                   cairn_data_parallel_options(.num_replicas = 3, .make = make_replica,
-                                                              .forward = forward_replica, .ctx = &m),
+                                                              .forward = forward_replica, .ctx = &m,
+                                                              .device_ids = ids_of(model, 3)),
                                   &dp));
     assert_null(cairn_data_parallel_forward(dp, x));
     SAYS("replica 1: ");
@@ -544,7 +694,8 @@ static void a_thread_that_ends_is_told_of_and_all_can_be_ended(void **state) {
     cairn_tensor *x = numbers(*state, ROWS, IN);
     OK(cairn_data_parallel_create(model,
                                   cairn_data_parallel_options(.num_replicas = 3, .make = make_replica,
-                                                              .forward = forward_replica, .ctx = &m),
+                                                              .forward = forward_replica, .ctx = &m,
+                                                              .device_ids = ids_of(model, 3)),
                                   &dp));
     for (int i = 0; i < 2; i++) {
         assert_null(cairn_data_parallel_forward(dp, x));
@@ -580,6 +731,7 @@ static char *refuse_ranks(cairn_env *env, void *ctx) {
 static void an_environment_of_several_ranks_is_refused(void **state) {
     struct maker m = {0};
     (void)state;
+    NOT_ON_A_GPU("ranks there need NCCL");
     run_ranks(2, refuse_ranks, &m);
 }
 
@@ -601,7 +753,7 @@ static void replicas_may_be_run_again_by_a_checkpoint(void **state) {
         cairn_tensor *before = cairn_data_parallel_forward(dp, x);
         cairn_tensor *y = i ? cairn_checkpoint(through_replicas, dp, &x, 1) : through_replicas(dp, &x, 1);
         OK(cairn_backward(cairn_sum(cairn_mul(before, y))));
-        memcpy(grads[i], cairn__grad_peek(set->params[0]->gradient).x, sizeof(grads[i]));
+        get(*state, grads[i], cairn__grad_peek(set->params[0]->gradient).x, sizeof(grads[i]));
         cairn_module_zero_grad(model);
     }
     assert_memory_equal(grads[0], grads[1], sizeof(grads[0]));
@@ -610,7 +762,7 @@ static void replicas_may_be_run_again_by_a_checkpoint(void **state) {
     cairn_tensor_destroy(&x);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_number_of_replicas_gives_the_bits_of_the_whole_batch),
         cmocka_unit_test(rows_that_do_not_come_out_even_give_the_same_bits),
@@ -621,16 +773,30 @@ int main(void) {
         cmocka_unit_test(running_statistics_are_the_first_replicas),
         cmocka_unit_test(random_numbers_are_those_of_ranks),
         cmocka_unit_test(what_the_program_changes_is_found_by_the_next_forward),
+        cmocka_unit_test(weights_of_a_replayed_step_are_found_too),
         cmocka_unit_test(parameters_that_no_output_depends_on_have_no_gradient),
         cmocka_unit_test(several_forwards_may_come_before_a_backward),
         cmocka_unit_test(memory_does_not_grow_over_micro_batches),
         cmocka_unit_test(an_overflow_in_one_replicas_rows_skips_the_step),
         cmocka_unit_test(a_replica_that_is_unlike_the_model_is_refused_by_name),
+        cmocka_unit_test(devices_that_are_not_there_are_refused),
+        cmocka_unit_test(replicas_are_on_all_gpus),
         cmocka_unit_test(a_forward_that_fails_says_where_and_the_next_one_goes_on),
         cmocka_unit_test(a_thread_that_ends_is_told_of_and_all_can_be_ended),
         cmocka_unit_test(results_are_over_with_the_replicas),
         cmocka_unit_test(an_environment_of_several_ranks_is_refused),
         cmocka_unit_test(replicas_may_be_run_again_by_a_checkpoint),
     };
+    few = argc > 1 && strcmp(argv[1], "few") == 0;
+    if (argc > 1 && !few) {
+        cairn_env *env = NULL;
+        setenv("CAIRN_DEVICE", argv[1], 1);
+        if (cairn_env_create(NULL, NULL, NULL, &env) != CAIRN_OK) {
+            print_message("there is no GPU here: %s\n", cairn_last_error());
+            return 77;
+        }
+        print_message("%d GPUs\n", cairn__device_count(env->device));
+        cairn_env_destroy(&env);
+    }
     return cmocka_run_group_tests(tests, make_env, end_env);
 }
