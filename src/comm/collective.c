@@ -204,7 +204,9 @@ cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mi
     if (!group->backend->exchange) return cairn_allgather(group, all, mine, nbytes, CAIRN_U8, NULL);
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
-    TRY(cairn__group_kill_if_deadly(group, &group->last, group->backend->exchange(group, all, mine, nbytes)));
+    st = group->backend->exchange(group, all, mine, nbytes);
+    TRY(st == CAIRN_ENOMEM ? cairn__group_kill(group, st) /* the others wait */
+                           : cairn__group_kill_if_deadly(group, &group->last, st));
 out:
     return st;
 }
