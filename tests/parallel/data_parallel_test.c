@@ -14,6 +14,7 @@
 
 #include "../on_gpu.h"
 #include "../one_env.h"
+#include "../waits.h"
 
 static struct outcome whole, out;
 
@@ -565,6 +566,50 @@ static void an_overflow_in_one_replicas_rows_skips_the_step(void **state) {
     }
 }
 
+/* ---- waiting ---- */
+
+static cairn_tensor *mean_of_replica(void *ctx, cairn_module *module, cairn_tensor *const *inputs, int count,
+                                     int replica) {
+    (void)ctx, (void)count, (void)replica;
+    return cairn_mean(cairn_module_forward(module, inputs[0]));
+}
+
+static void no_step_waits_for_a_gpu(void **state) {
+    enum { STEPS = 20 };
+    struct maker m = {.layers = 3};
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    const struct amp_options level = *amp_options(.opt_level = AMP_O2, .half_type = CAIRN_F16, .verbosity = -1);
+    if (!is_on_gpu() || waits() == 0) skip();
+    cairn_module *model = make_model(*state, &m);
+    cairn_optimizer *sgd = NULL;
+    amp_context *amp = NULL;
+    cairn_data_parallel *dp = NULL;
+    hyper.lr = 0x1p-6;
+    OK(cairn_sgd_create(cairn_module_params(model), &hyper, &sgd));
+    OK(amp_initialize(*state, model, sgd, &level, &amp));
+    OK(cairn_data_parallel_create(model,
+                                  cairn_data_parallel_options(.num_replicas = 3, .make = make_replica, .ctx = &m,
+                                                              .forward = mean_of_replica, .amp = &level,
+                                                              .forward_returns_loss = CAIRN_ON,
+                                                              .device_ids = ids_of(model, 3)),
+                                  &dp));
+    cairn_tensor *x = numbers(*state, ROWS, IN);
+    unsigned long long before = 0;
+    for (int step = 0; step < STEPS; step++) {
+        if (step == STEPS / 2) OK(cairn_env_synchronize(*state));
+        if (step == STEPS / 2) before = waits();
+        cairn_zero_grad(sgd);
+        OK(amp_backward(amp, cairn_data_parallel_forward(dp, x), sgd));
+        OK(cairn_step(sgd));
+    }
+    assert_int_equal(waits() - before, 0);
+    cairn_data_parallel_destroy(&dp);
+    amp_destroy(&amp);
+    cairn_optimizer_destroy(&sgd);
+    cairn_module_destroy(&model);
+    cairn_tensor_destroy(&x);
+}
+
 /* ---- what goes wrong ---- */
 
 static void create(cairn_module *model, struct maker *m, const struct amp_options *amp, cairn_status status,
@@ -778,6 +823,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(several_forwards_may_come_before_a_backward),
         cmocka_unit_test(memory_does_not_grow_over_micro_batches),
         cmocka_unit_test(an_overflow_in_one_replicas_rows_skips_the_step),
+        cmocka_unit_test(no_step_waits_for_a_gpu),
         cmocka_unit_test(a_replica_that_is_unlike_the_model_is_refused_by_name),
         cmocka_unit_test(devices_that_are_not_there_are_refused),
         cmocka_unit_test(replicas_are_on_all_gpus),
