@@ -113,9 +113,10 @@ struct cairn_device {
     const struct cairn__passes *passes;
     const struct cairn__math *math; /* NULL = the training step of passes.h alone */
     int ordinal;
-    bool tf32;         /* f32 products may round their operands to 10 bits of fraction, where the device supports it */
-    bool capturing;    /* a graph is being recorded: queued work is recorded and does not run */
-    char refusal[256]; /* the first call that this recording refused, as an error message; "" = none */
+    bool tf32;      /* f32 products may round their operands to 10 bits of fraction, where the device supports it */
+    bool capturing; /* a graph is being recorded: queued work is recorded and does not run */
+    size_t recorded_nodes; /* of the last graph: kernels, copies and clears */
+    char refusal[256];     /* the first call that this recording refused, as an error message; "" = none */
     struct cairn__recorded_list *recorded; /* of the graph that is being recorded; NULL = there is none */
     /* Likewise, in device memory: where its launches find the streams that they begin with. Passes record how far their
      * stream is behind first_stream, which is that of the recording itself. */

@@ -18,6 +18,8 @@
 
 #include "bench.h"
 #include "core/trace.h"
+#include "device/device.h"
+#include "device/env.h"
 #include "trainer.h"
 
 enum { LAYERS = 6, COMPARED = 100 };
@@ -64,6 +66,11 @@ static double seconds(struct way *w) {
     return median(took);
 }
 
+/* Kernels, copies and clears of a recorded step. */
+static void print_nodes(const char *name, const struct way *w) {
+    printf("%s queues = %zu nodes\n", name, w->trainer.env->device->recorded_nodes);
+}
+
 static float loss_of(const struct way *w) {
     return cairn_tensor_item(w->trainer.loss);
 }
@@ -99,6 +106,7 @@ static void bench_quick_start(const char *device) {
             continue;
         }
         printf("%s = %.2f us\n", NAMES[i], 1e6 * seconds(&way[i]));
+        if (i == 1) print_nodes(NAMES[i], &way[i]);
     }
     destroy(&way[1]), destroy(&way[0]), destroy(&cpu);
 }
@@ -124,6 +132,7 @@ static void bench_mlp(const char *device, int64_t width, int64_t batch) {
         if (i == 0 || cairn_graph_is_recorded(w.graph)) {
             const double each = seconds(&w);
             printf("%s = %.1f us\n%s rate = %.2f TFLOP/s\n", names[i], each * 1e6, names[i], flops / each * 1e-12);
+            if (i == 1) print_nodes(names[i], &w);
         }
         destroy(&w);
     }
@@ -149,6 +158,7 @@ static void bench_encoder(const char *device, bool small) {
         last[i] = loss_of(&w);
         require(last[i] > 0.1f && last[i] < 10, "the encoder's loss is no loss");
         if (i % 2 == 0 || cairn_graph_is_recorded(w.graph)) printf("%s = %.1f us\n", names[i], 1e6 * seconds(&w));
+        if (i % 2 == 1 && cairn_graph_is_recorded(w.graph)) print_nodes(names[i], &w);
         destroy(&w);
     }
     require(last[0] == last[1] && last[2] == last[3], "a replayed encoder is another encoder");

@@ -387,6 +387,7 @@ static cairn_status cuda_capture_end(struct cairn_device *d, void **out) {
     (void)cudaGetLastError();
     TRY(cuda_check(d)); /* the error of a pass that failed says more */
     TRY_CUDA(c, "recording", ended);
+    TRY_CUDA(c, "counting what was recorded", cudaGraphGetNodes(graph, NULL, &d->recorded_nodes));
     TRY_CUDA(c, "making a graph of the recording", cudaGraphInstantiate(&exec, graph, 0));
     TRY_CUDA(c, "uploading a graph", cudaGraphUpload(exec, c->stream));
     *out = exec;

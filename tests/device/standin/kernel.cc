@@ -9,11 +9,15 @@
 #include <algorithm>
 #include <cxxabi.h>
 #include <dlfcn.h>
+#include <fstream>
+#include <iterator>
 #include <link.h>
+#include <map>
 #include <numeric>
 #include <random>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string>
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -242,6 +246,25 @@ struct order {
     }
 };
 
+/* ---- names ---- */
+
+/* Kernels that are static, as most are, are unknown to dladdr: the symbol at that place of an object file. */
+std::string local_symbol(const char *path, size_t at) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string all((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const auto *head = (const ElfW(Ehdr) *)all.data();
+    const auto *sections = (const ElfW(Shdr) *)(all.data() + (all.size() > sizeof(*head) ? head->e_shoff : 0));
+    for (int s = 0; all.size() > sizeof(*head) && s < head->e_shnum; s++) {
+        if (sections[s].sh_type != SHT_SYMTAB) continue;
+        const auto *symbols = (const ElfW(Sym) *)(all.data() + sections[s].sh_offset);
+        const char *text = all.data() + sections[sections[s].sh_link].sh_offset;
+        for (size_t i = 0; i < sections[s].sh_size / sizeof(*symbols); i++) {
+            if (symbols[i].st_value == at && (symbols[i].st_info & 0xf) == STT_FUNC) return text + symbols[i].st_name;
+        }
+    }
+    return "";
+}
+
 } // namespace
 
 int standin_barrier(int vote, standin_place place) {
@@ -264,20 +287,20 @@ unsigned long long standin_shuffle(unsigned mask, unsigned long long given, unsi
     return self->taken;
 }
 
-/* Kernels that are static, as most are, have no name here: an address for addr2line. */
 std::string standin_kernel_name(const void *kernel) {
+    static std::map<const void *, std::string> names;
+    const auto known = names.find(kernel);
+    if (known != names.end()) return known->second;
     Dl_info info;
     if (!dladdr(kernel, &info)) return "a kernel";
+    const ptrdiff_t at = (const char *)kernel - (const char *)info.dli_fbase;
+    const std::string symbol = info.dli_saddr == kernel ? info.dli_sname : local_symbol(info.dli_fname, (size_t)at);
     int status = 0;
-    const bool exact = info.dli_saddr == kernel;
-    char *readable = exact ? abi::__cxa_demangle(info.dli_sname, NULL, NULL, &status) : NULL;
-    char text[512];
-    if (exact) snprintf(text, sizeof(text), "%s", readable ? readable : info.dli_sname);
-    else
-        snprintf(text, sizeof(text), "kernel %s+0x%tx", info.dli_fname,
-                 (const char *)kernel - (const char *)info.dli_fbase);
+    char text[512], *readable = abi::__cxa_demangle(symbol.c_str(), NULL, NULL, &status);
+    snprintf(text, sizeof(text), "kernel %s+0x%tx", info.dli_fname, at); /* stripped: for addr2line */
+    names[kernel] = readable ? readable : symbol != "" ? symbol : text;
     free(readable);
-    return text;
+    return names[kernel];
 }
 
 void standin_run_kernel(const void *kernel, size_t blocks, int threads, const std::function<void()> &thread) {

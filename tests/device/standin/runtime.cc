@@ -4,6 +4,7 @@
 #include "standin/standin.h"
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <sched.h>
@@ -62,8 +63,9 @@ struct {
     std::vector<cudaStream_t> streams;
     CUstream_st legacy;
     unsigned long long waits = 0;
-    long long begun = 0;              /* items of any queue */
-    cudaError_t failed = cudaSuccess; /* one of them has, and all that comes after it does */
+    std::map<std::string, unsigned long long> queued; /* how often, by name */
+    long long begun = 0;                              /* items of any queue */
+    cudaError_t failed = cudaSuccess;                 /* one of them has, and all that comes after it does */
 } runtime;
 
 thread_local int current;
@@ -175,6 +177,7 @@ cudaError_t queue(cudaStream_t s, std::string name, std::function<void()> work, 
         return cudaSuccess;
     }
     take_turns(s);
+    runtime.queued[name]++;
     s->queue.push_back({std::move(name), std::move(work), std::move(ready), {}, everywhere});
     while (s->queue.size() > (lazy() ? QUEUED_AT_MOST : 0) && run_one(s)) {}
     return runtime.failed;
@@ -306,6 +309,11 @@ void standin_guard::let_go() {
 unsigned long long standin_waits(void) {
     LOCK;
     return runtime.waits;
+}
+
+void standin_queued(void (*each)(void *ctx, const char *name, unsigned long long count), void *ctx) {
+    LOCK;
+    for (const auto &of : runtime.queued) each(ctx, of.first.c_str(), of.second);
 }
 
 /* ---- GPUs and errors ---- */
@@ -643,6 +651,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     if (unjoined) return say(cudaErrorStreamCaptureUnjoined);
     if (s->broken) return say(cudaErrorStreamCaptureInvalidated);
     *graph = new CUgraph_st(*captured);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    if (nodes) return say(cudaErrorInvalidValue); /* only the number is wanted here */
+    *count = graph->items.size();
     return cudaSuccess;
 }
 

@@ -105,4 +105,8 @@ class standin_guard {
 /* Calls so far that wait for the device, or may. */
 extern "C" unsigned long long standin_waits(void);
 
+/* What has been queued so far, by name, in their order: kernels, "a product", "a copy", "a memset", ... What is
+ * recorded counts when it is launched. */
+extern "C" void standin_queued(void (*each)(void *ctx, const char *name, unsigned long long count), void *ctx);
+
 #endif
