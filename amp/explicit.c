@@ -168,9 +168,8 @@ out:
 }
 
 static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *call) {
-    struct cairn_device *d = s->env->device;
     cairn_status st = CAIRN_OK;
-    uint32_t *const into[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
+    uint32_t *const raises[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
     TRY(cairn__params_check_settled(call, cairn__optimizer_param_list(u->optimizer),
                                     cairn_optimizer_num_params(u->optimizer)));
     TRY(cairn__params_use_unsynced(cairn__optimizer_param_list(u->optimizer),
@@ -185,8 +184,7 @@ static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *c
         call);
     s->is_explicit = true;
     if (has_gradients(u->optimizer)) u->recorded = s->users->recorded = true;
-    if (u->guard->skips && cairn__guard_check_all(u->guard, u->guard->found))
-        d->passes->share_flag(d, u->guard->found, into, 2);
+    if (u->guard->skips) cairn__guard_check_all(u->guard, raises, 2);
     if (u->stage == READY && cairn__scaler_looks(s)) TRY(count_gradients(s, u));
 out:
     return st;

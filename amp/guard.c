@@ -34,26 +34,30 @@ static uint32_t micro_batch_of(const struct cairn__amp_guard *g) {
     return g->micro_batch ? (uint32_t)g->micro_batch : 1;
 }
 
-bool cairn__guard_check(struct cairn__amp_guard *g, uint32_t *any) {
+bool cairn__guard_check(struct cairn__amp_guard *g, uint32_t *const *raises, size_t num_raises) {
     cairn__optimizer_check(g->optimizer);
-    return cairn__optimizer_take_flags(g->optimizer, micro_batch_of(g), any);
+    return cairn__optimizer_take_flags(g->optimizer, micro_batch_of(g), raises, num_raises);
 }
 
-bool cairn__guard_check_all(struct cairn__amp_guard *g, uint32_t *any) {
-    const bool touched = cairn__guard_check(g, any);
-    return cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), any) || touched;
+void cairn__guard_check_all(struct cairn__amp_guard *g, uint32_t *const *raises, size_t num_raises) {
+    (void)cairn__guard_check(g, raises, num_raises);
+    (void)cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), raises, num_raises);
 }
 
 /* Checks what no scaled loss has had checked, and accumulated sums. An overflow found here skips this optimizer's step
  * and reaches no scaler. */
 static void check_rest(struct cairn__amp_guard *g) {
-    struct cairn_device *d = g->env->device;
     uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
-    if (cairn__guard_check_all(g, g->found)) d->passes->share_flag(d, g->found, &skip, 1);
+    cairn__guard_check_all(g, &skip, 1);
 }
 
-static void update_scaler(amp_scaler *scaler) {
-    cairn__scaler_queue_update(scaler);
+/* Where it has losses since its last update, the step's end updates it. */
+static void list_scaler(amp_scaler *scaler, struct cairn__step_end *end) {
+    const int i = end->num_scalers++;
+    end->scalers[i] = scaler->state;
+    end->scaler_reports[i] = scaler->pending ? scaler->reports : NULL;
+    if (!scaler->pending) return;
+    cairn__scaler_leave_update(scaler);
     scaler->logs_updates = false;
 }
 
@@ -97,13 +101,12 @@ static cairn_status before(void *ctx, struct cairn__step_end *end, bool *may) {
     if (g->skips) TRY(cairn__guard_unite_shards(g));
     if (g->skips && cairn__optimizer_partners(g->optimizer)) TRY(cairn__guard_agree_with_partners(g));
     TRY(cairn__guard_count(g));
-    /* Scalers of the losses since the last step are updated, unless another optimizer's step has, and listed in *end:
-     * the report names one of them. */
+    /* The scalers of the losses since the last step: the step's end updates them, unless another optimizer's has, and
+     * its report names one of them. */
     for (int id = 0; id < g->num_scalers; id++) {
         amp_scaler *scaler = g->scalers[id];
         if (!(g->losses >> id & 1) || scaler->is_explicit) continue;
-        if (scaler->pending) update_scaler(scaler);
-        if (end->num_scalers < CAIRN__STEP_SCALERS) end->scalers[end->num_scalers++] = scaler->state;
+        list_scaler(scaler, end);
     }
     if (g->fp8) TRY(cairn__fp8_casts_update(g->fp8));
     g->losses = 0;
@@ -362,8 +365,6 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
                                    .skips = skips};
     g->num_last = cairn_optimizer_num_params(optimizer) + 1;
     TRY(cairn__calloc(g->num_last, sizeof(g->last[0]), (void **)&g->last));
-    TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*g->found), (void **)&g->found));
-    env->device->passes->clear_flags(env->device, g->found, 1);
     TRY(cairn__device_synchronize(env->device)); /* reports of steps before this guard are all in */
     g->last_before = cairn__optimizer_last_report(optimizer).number;
     const struct cairn__step_guard guard = {
@@ -373,7 +374,6 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
     return CAIRN_OK;
 out:
     if (g) {
-        cairn__device_free(env->device, g->found);
         cairn__free(g->last);
     }
     cairn__free(g);
@@ -384,7 +384,6 @@ void cairn__guard_destroy(struct cairn__amp_guard **guard) {
     if (!guard || !*guard) return;
     struct cairn__amp_guard *g = *guard;
     cairn__set_step_guard(g->optimizer, NULL);
-    cairn__device_free(g->env->device, g->found);
     cairn__device_free(g->env->device, g->census);
     cairn__free(g->host_census);
     cairn__free(g->last);

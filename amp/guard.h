@@ -23,7 +23,6 @@ struct cairn__amp_guard {
     bool agrees;                  /* with the other ranks, on overflow */
     struct cairn__fp8_casts *fp8; /* of the owner: a step updates its scales; NULL = none */
     const bool *open;             /* the owner has begun a scaled loss and not ended it; NULL = there is no owner */
-    uint32_t *found;              /* in device memory: a check found an overflow */
     void (*ending)(struct cairn__amp_guard *guard); /* at the optimizer's end; NULL = it lives longer */
     bool is_step_explicit;                          /* within amp_scaler_step */
 
@@ -116,11 +115,11 @@ void cairn__guard_add_loss(struct cairn__amp_guard *guard, int loss_id, bool is_
 /* Whether all sets of the optimizer keep gradients unsynced (ddp_no_sync). */
 bool cairn__guard_is_unsynced(const struct cairn__amp_guard *guard);
 
-/* Checks the gradients and notes overflows; *any (device memory) |= there was one. Returns whether there may have been
- * one. */
-bool cairn__guard_check(struct cairn__amp_guard *guard, uint32_t *any);
+/* Checks the gradients and notes overflows; where there is one, every *raises[i] is raised (device memory, at most
+ * CAIRN__SHARE_MAX). Returns whether there may have been one. */
+bool cairn__guard_check(struct cairn__amp_guard *guard, uint32_t *const *raises, size_t num_raises);
 /* The same for a step: checks accumulated sums too. */
-bool cairn__guard_check_all(struct cairn__amp_guard *guard, uint32_t *any);
+void cairn__guard_check_all(struct cairn__amp_guard *guard, uint32_t *const *raises, size_t num_raises);
 
 /* "weight (2 inf, 1 nan of 512), bias", cut with ", and 12 more" to fit. */
 void cairn__guard_names(const struct cairn__amp_guard *guard, const struct cairn__overflow *overflows, char *text,

@@ -143,6 +143,7 @@ cairn_status amp_begin_step(amp_context *amp, int *skip) {
     uint32_t raised = 0;
     TRY(check_begin(amp, skip));
     TRY(cairn__step_begin(amp->own, &amp->end));
+    cairn__step_update_scalers(amp->own, &amp->end);
     if (cairn__amp_checks(amp))
         TRY(cairn__device_download(amp->env->device, &raised, cairn__optimizer_skip(amp->own), sizeof(raised)));
     if (!raised) TRY(cairn__optimizer_unscale(amp->own));

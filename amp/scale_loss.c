@@ -36,7 +36,19 @@ static bool is_given(const struct cairn__loss *loss, size_t i) {
 /* ---- checking the last loss ---- */
 
 /* If one optimizer of the loss has found an overflow, all of them skip their next step, and the scaler's found is
- * raised. */
+ * raised. Returns how many flags that are; 0 = more than raises has room for. */
+static size_t list_flags(const amp_context *amp, const struct cairn__loss *loss, uint32_t **raises) {
+    size_t count = 0;
+    raises[count++] = &amp->scalers[loss->id]->state->found;
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        if (!is_given(loss, i)) continue;
+        if (count == CAIRN__SHARE_MAX) return 0;
+        raises[count++] = cairn__optimizer_skip(amp->guards[i]->optimizer);
+    }
+    return count;
+}
+
+/* The flag that was raised in place of so many. */
 static void share(amp_context *amp, const struct cairn__loss *loss) {
     struct cairn_device *d = amp->env->device;
     uint32_t *into[CAIRN__SHARE_MAX];
@@ -61,11 +73,13 @@ cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
     const struct cairn__loss *loss = &amp->ended;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+    uint32_t *all[CAIRN__SHARE_MAX], *one = &amp->found[0];
+    const size_t count = list_flags(amp, loss, all);
     bool touched = false;
     for (size_t i = 0; i < amp->num_guards; i++) {
-        if (is_given(loss, i)) touched |= cairn__guard_check(amp->guards[i], &amp->found[0]);
+        if (is_given(loss, i)) touched |= cairn__guard_check(amp->guards[i], count ? all : &one, count ? count : 1);
     }
-    if (touched) share(amp, loss);
+    if (touched && !count) share(amp, loss);
     cairn__trace("amp", "look_at_loss", loss->id, 0, begin_ns);
     return CAIRN_OK;
 }

@@ -318,11 +318,15 @@ static void hand_over_statistics(struct amp_scaler *s) {
     drop_statistics(s);
 }
 
+void cairn__scaler_leave_update(amp_scaler *s) {
+    hand_over_statistics(s);
+    drop_pending(s);
+}
+
 void cairn__scaler_queue_update(amp_scaler *s) {
     struct cairn_device *d = s->env->device;
-    hand_over_statistics(s);
+    cairn__scaler_leave_update(s);
     d->passes->scaler_update(d, s->state, s->reports);
-    drop_pending(s);
 }
 
 void cairn__scaler_drop_found(amp_scaler *s) {

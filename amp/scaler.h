@@ -158,6 +158,9 @@ void cairn__statistics_add(struct amp_scaler_statistics *to, const struct amp_sc
 /* Queues an update with what was found, and no loss is pending any more. */
 void cairn__scaler_queue_update(amp_scaler *scaler);
 
+/* The same, where a step's end updates what stands on the device (struct cairn__step_end). */
+void cairn__scaler_leave_update(amp_scaler *scaler);
+
 /* Sets the scale, clamped to floor and ceiling and in the kind's precision, in the order of the queue. */
 void cairn__scaler_put_scale(amp_scaler *scaler, double scale);
 

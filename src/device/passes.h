@@ -111,6 +111,7 @@ struct cairn__passes {
                    const struct cairn__optim_state *state);
     /* ++*counter, unless state->skip is raised: before step_end. state NULL = always. */
     void (*count_up)(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state);
+    /* Updates the scalers that have not been, counts the step or the skip, and leaves a report. */
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);
     /* cairn__average_begin; all in device memory, state NULL = none. Then, where a step is due, every dst, f32, goes to
      * x by average->share (element.h: cairn__lerp). */
@@ -122,9 +123,10 @@ struct cairn__passes {
     void (*renew_rates)(struct cairn_device *d, const struct cairn__rate_table *table,
                         const struct cairn__optim_state *state);
     /* Raised flags are lowered and noted: where there was no overflow yet, micro_batch; and where nothing was counted
-     * yet, how many elements of x are infinite and NaN. *any |= any flag was raised. */
+     * yet, how many elements of x are infinite and NaN. Where any was raised, so is every *raises[i]. num_raises <=
+     * CAIRN__SHARE_MAX; raises itself is host memory. */
     void (*take_flags)(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
-                       uint32_t *any);
+                       uint32_t *const *raises, size_t num_raises);
     /* Every *into[i] |= *any; then *any = 0. count <= CAIRN__SHARE_MAX; into itself is host memory. */
     void (*share_flag)(struct cairn_device *d, uint32_t *any, uint32_t *const *into, size_t count);
     /* One update of a scaler with what it has found; reports: a ring that the host sees. */

@@ -684,8 +684,10 @@ enum { CAIRN__REPORTS = 16, CAIRN__STEP_SCALERS = 64 };
 
 /* Everything but reports, names and used rates is in device memory. */
 struct cairn__step_end {
-    struct cairn__optim_state *optim;                               /* skip and clip are reset */
-    const struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS]; /* of the step's losses, already updated */
+    struct cairn__optim_state *optim;                                 /* skip and clip are reset */
+    struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS];         /* of the step's losses */
+    struct cairn__scaler_report *scaler_reports[CAIRN__STEP_SCALERS]; /* their rings, as scaler_update takes one; NULL =
+                                                                       * the scaler has been updated */
     int num_scalers;
     struct cairn__overflow *overflows; /* [count], of the parameters and then of the losses; cleared */
     size_t count;
@@ -710,7 +712,7 @@ CAIRN__HOST_DEVICE static inline void cairn__step_end_rates(const struct cairn__
     t->rates[g] = cairn__group_rates(&t->schedules[g], o->steps + (o->skip ? 0 : 1), o->skipped + (o->skip ? 1 : 0));
 }
 
-/* Everything but the report's number, which the caller writes once the rest can be seen by the host. */
+/* When the scalers are updated: all but the report's number, which the caller writes once the host can see the rest. */
 CAIRN__HOST_DEVICE static inline struct cairn__step_report *cairn__step_end_scalars(const struct cairn__step_end *e) {
     struct cairn__optim_state *o = e->optim;
     struct cairn__step_report *r = &e->reports[++o->ends % CAIRN__REPORTS];

@@ -89,11 +89,14 @@ struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *opti
 void cairn__optimizer_check(cairn_optimizer *optimizer);
 
 /* Notes raised flags: the parameters, the micro-batch (from 1), how many elements; and losses that were infinite or NaN
- * themselves. *any (device memory) |= there were some. Returns whether there may have been any. */
-bool cairn__optimizer_take_flags(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
+ * themselves. Where there are some, every *raises[i] is raised (device memory, at most CAIRN__SHARE_MAX). Returns
+ * whether there may have been any. */
+bool cairn__optimizer_take_flags(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *const *raises,
+                                 size_t num_raises);
 
 /* The same of accumulated sums, which may hold an overflow that was noted before: only to be called at a step. */
-bool cairn__optimizer_take_sums(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
+bool cairn__optimizer_take_sums(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *const *raises,
+                                size_t num_raises);
 
 /* In device memory: raised, the next step is skipped. */
 uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer);
@@ -113,6 +116,9 @@ void cairn__optimizer_set_rounding(cairn_optimizer *optimizer, uint64_t seed);
 /* The two halves of cairn_step, for an update that is not an optimizer's: what comes before it, and what ends it. */
 cairn_status cairn__step_begin(cairn_optimizer *optimizer, struct cairn__step_end *end);
 cairn_status cairn__step_finish(cairn_optimizer *optimizer, const struct cairn__step_end *end);
+
+/* The scalers that the step's end would update, at once: where it comes much later, or not at all. */
+void cairn__step_update_scalers(cairn_optimizer *optimizer, struct cairn__step_end *end);
 
 /* What cairn_optimizer_stateful lists and loads, under names that begin with prefix. */
 cairn_status cairn__optimizer_list_state(cairn_optimizer *optimizer, const char *prefix,

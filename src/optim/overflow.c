@@ -36,8 +36,10 @@ static void address(const struct cairn_optimizer *o, size_t i, struct cairn__tak
     taken->to = &o->arrays.overflows[i];
 }
 
-static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch, uint32_t *any) {
-    if (listed) device_of(o)->passes->take_flags(device_of(o), o->arrays.taken, listed, micro_batch, any);
+static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch, uint32_t *const *raises,
+                 size_t num_raises) {
+    struct cairn_device *d = device_of(o);
+    if (listed) d->passes->take_flags(d, o->arrays.taken, listed, micro_batch, raises, num_raises);
     return listed > 0;
 }
 
@@ -60,7 +62,7 @@ static void share_sum_flags(struct cairn_optimizer *o) {
     }
 }
 
-bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
+bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint32_t *const *raises, size_t num_raises) {
     cairn__optimizer_forget_stale(o);
     size_t listed = 0;
     for (size_t i = 0; i < o->count; i++) {
@@ -72,14 +74,14 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
         if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_save_loss(o->sets[i]);
         listed += list_losses(o, o->sets[i], &o->arrays.taken[listed]);
     }
-    const bool taken = take(o, listed, micro_batch, any);
+    const bool taken = take(o, listed, micro_batch, raises, num_raises);
     for (size_t i = 0; i < o->num_sets; i++) {
         if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_restore_loss(o->sets[i]);
     }
     return taken;
 }
 
-bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
+bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *const *raises, size_t num_raises) {
     size_t listed = 0;
     share_sum_flags(o);
     for (size_t i = 0; i < o->count; i++) {
@@ -87,7 +89,7 @@ bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32
         if (cairn__grad_take_accumulated_flag(o->arrays.params[i]->gradient, taken))
             address(o, i, &o->arrays.taken[listed++]);
     }
-    return take(o, listed, micro_batch, any);
+    return take(o, listed, micro_batch, raises, num_raises);
 }
 
 void cairn__optimizer_lower_skip(cairn_optimizer *o) {

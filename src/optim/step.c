@@ -256,6 +256,14 @@ out:
     return st;
 }
 
+void cairn__step_update_scalers(cairn_optimizer *o, struct cairn__step_end *end) {
+    for (int i = 0; i < end->num_scalers; i++) {
+        if (end->scaler_reports[i])
+            device_of(o)->passes->scaler_update(device_of(o), end->scalers[i], end->scaler_reports[i]);
+        end->scaler_reports[i] = NULL;
+    }
+}
+
 /* *may: all ranks that share the update may step; until then each knows why not. */
 static cairn_status begin(struct cairn_optimizer *o, struct cairn__step_end *end, bool *may) {
     cairn_status st = CAIRN_OK;
@@ -276,6 +284,7 @@ static cairn_status begin(struct cairn_optimizer *o, struct cairn__step_end *end
     }
     TRY(check_sharers(o));
 out:
+    if (st != CAIRN_OK) cairn__step_update_scalers(o, end);
     return st;
 }
 
@@ -312,7 +321,9 @@ cairn_status cairn_step(cairn_optimizer *optimizer) {
     bool may = false;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     TRY(begin(optimizer, &end, &may));
-    TRY(update(optimizer));
+    st = update(optimizer);
+    if (st != CAIRN_OK) cairn__step_update_scalers(optimizer, &end);
+    TRY(st);
     TRY(cairn__step_finish(optimizer, &end));
 out:
     if (begin_ns) cairn__trace("optim", "optimizer_step", (int64_t)optimizer->last_read, 0, begin_ns);

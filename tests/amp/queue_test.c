@@ -51,8 +51,9 @@ COUNTED(UPDATE, update,
          const struct cairn__optim_rule *r, const struct cairn__rates *lr, const struct cairn__optim_state *s),
         (d, i, n, g, m, r, lr, s))
 COUNTED(COUNT_UP, count_up, (dev * d, int64_t *n, const struct cairn__optim_state *s), (d, n, s))
-COUNTED(TAKE, take_flags, (dev * d, const struct cairn__taken *i, size_t n, uint32_t batch, uint32_t *any),
-        (d, i, n, batch, any))
+COUNTED(TAKE, take_flags,
+        (dev * d, const struct cairn__taken *i, size_t n, uint32_t batch, uint32_t *const *raises, size_t num_raises),
+        (d, i, n, batch, raises, num_raises))
 COUNTED(SHARE, share_flag, (dev * d, uint32_t *any, uint32_t *const *into, size_t n), (d, any, into, n))
 COUNTED(TELL, scaler_update, (dev * d, struct cairn__scaler_state *s, struct cairn__scaler_report *r), (d, s, r))
 COUNTED(CLIP, clip, (dev * d, const double *norms, size_t n, double max, struct cairn__optim_state *s, double *total),
@@ -96,27 +97,22 @@ struct row {
 
 #define OPTIONS(...) \
     { .struct_size = sizeof(struct amp_options), .verbosity = -1, __VA_ARGS__ }
-#define STEP [UPDATE] = 1, [TELL] = 1, [END] = 1
-#define LOOK [CHECK] = 1, [TAKE] = 1, [SHARE] = 1
+#define STEP [UPDATE] = 1, [END] = 1
+#define LOOK [CHECK] = 1, [TAKE] = 1
 
 static const struct row rows[] = {
     {"O0", 1, OPTIONS(.opt_level = AMP_O0), false, 1, {STEP}},
     {"O1", 1, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1, LOOK}},
     {"O2", 1, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1, LOOK}},
     /* the unscaled loss, and the gradients */
-    {"O2 static 1",
-     1,
-     OPTIONS(.opt_level = AMP_O2, .loss_scale = 1),
-     false,
-     1,
-     {STEP, [CHECK] = 2, [TAKE] = 1, [SHARE] = 1}},
+    {"O2 static 1", 1, OPTIONS(.opt_level = AMP_O2, .loss_scale = 1), false, 1, {STEP, [CHECK] = 2, [TAKE] = 1}},
     {"O3", 1, OPTIONS(.opt_level = AMP_O3), false, 1, {STEP}},
     {"O2, clipped",
      1,
      OPTIONS(.opt_level = AMP_O2),
      true,
      1,
-     {STEP, [SCALE_LOSS] = 1, [NORM] = 1, [CLIP] = 1, [TAKE] = 1, [SHARE] = 1}},
+     {STEP, [SCALE_LOSS] = 1, [NORM] = 1, [CLIP] = 1, [TAKE] = 1}},
     {"O0, clipped", 1, OPTIONS(.opt_level = AMP_O0), true, 1, {STEP, [NORM] = 1, [CLIP] = 1, [CLEAR] = 1}},
     /* weight and bias each: into the sum, and added to it */
     {"O2, two micro-batches",
@@ -124,10 +120,10 @@ static const struct row rows[] = {
      OPTIONS(.opt_level = AMP_O2),
      false,
      2,
-     {STEP, [SCALE_LOSS] = 2, [CHECK] = 2, [TAKE] = 3, [SHARE] = 3, [SCALE] = 2, [AXPBY] = 2}},
+     {STEP, [SCALE_LOSS] = 2, [CHECK] = 2, [TAKE] = 3, [SCALE] = 2, [AXPBY] = 2}},
     /* the reduction has checked the gradients; ranks exchange words about losses */
-    {"O1 on two ranks", 2, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1, [SHARE] = 1}},
-    {"O2 on two ranks", 2, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1, [SHARE] = 1}},
+    {"O1 on two ranks", 2, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1}},
+    {"O2 on two ranks", 2, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1}},
 };
 
 static char *differs(const struct row *row, int step) {

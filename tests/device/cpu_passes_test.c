@@ -364,16 +364,16 @@ static void flags_are_taken_with_the_first_micro_batch_of_an_overflow(void **sta
         {.n = 4, .x = halves, .dtype = CAIRN_F16, .rank = 1, .flag = &flags[0], .to = &to[0]},
         {.n = 2, .x = wide, .dtype = CAIRN_F32, .rank = 1, .flag = &flags[1], .to = &to[1]},
         {.n = 9, .x = NULL, .dtype = CAIRN_F32, .rank = -1, .flag = &flags[2], .to = &to[2]}};
-    d->passes->take_flags(d, items, 3, 2, &any);
+    d->passes->take_flags(d, items, 3, 2, (uint32_t *[]){&any}, 1);
     assert_true(any == 1 && flags[0] == 0 && flags[2] == 0);
     assert_true(to[0].micro_batch == 2 && to[0].infs == 2 && to[0].nans == 1 && to[0].rank == 1);
     assert_true(to[1].micro_batch == 0 && to[1].nans == 0);
     assert_true(to[2].micro_batch == 2 && to[2].infs == 0 && to[2].rank == -1);
     any = 0;
-    d->passes->take_flags(d, items, 3, 3, &any);
+    d->passes->take_flags(d, items, 3, 3, (uint32_t *[]){&any}, 1);
     assert_int_equal(any, 0);
     flags[0] = flags[1] = 1;
-    d->passes->take_flags(d, items, 3, 4, &any);
+    d->passes->take_flags(d, items, 3, 4, (uint32_t *[]){&any}, 1);
     assert_true(any == 1 && to[0].micro_batch == 2 && to[0].infs == 2 && to[1].micro_batch == 4 && to[1].nans == 1);
 
     uint32_t skips[2] = {0};

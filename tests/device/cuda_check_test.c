@@ -216,20 +216,25 @@ static void flag_that_is_taken_needs_a_destination(void **state) {
     static struct cairn__overflow to;
     const struct cairn__taken whole = {.n = 8, .x = half, .dtype = CAIRN_F16, .flag = &flag, .to = &to};
     struct cairn__taken item = whole;
-    assert_fine(cairn__check_take_flags(&item, 1, &flag));
-    assert_fine(cairn__check_take_flags(NULL, 0, &flag));
-    assert_refused(cairn__check_take_flags(NULL, 1, &flag));
-    assert_refused(cairn__check_take_flags(&item, 1, NULL));
+    uint32_t *raises[CAIRN__SHARE_MAX + 1];
+    for (int i = 0; i <= CAIRN__SHARE_MAX; i++) raises[i] = &flag;
+    assert_fine(cairn__check_take_flags(&item, 1, raises, 1));
+    assert_fine(cairn__check_take_flags(NULL, 0, raises, 1));
+    assert_refused(cairn__check_take_flags(NULL, 1, raises, 1));
+    assert_fine(cairn__check_take_flags(&item, 1, NULL, 0));
+    assert_refused(cairn__check_take_flags(&item, 1, NULL, 1));
+    assert_fine(cairn__check_take_flags(&item, 1, raises, CAIRN__SHARE_MAX));
+    assert_refused(cairn__check_take_flags(&item, 1, raises, CAIRN__SHARE_MAX + 1));
     item.x = NULL;
-    assert_fine(cairn__check_take_flags(&item, 1, &flag));
+    assert_fine(cairn__check_take_flags(&item, 1, raises, 1));
     item.x = odd(half);
-    assert_refused(cairn__check_take_flags(&item, 1, &flag));
+    assert_refused(cairn__check_take_flags(&item, 1, raises, 1));
     item = whole, item.dtype = CAIRN_I32;
-    assert_refused(cairn__check_take_flags(&item, 1, &flag));
+    assert_refused(cairn__check_take_flags(&item, 1, raises, 1));
     item = whole, item.flag = NULL;
-    assert_refused(cairn__check_take_flags(&item, 1, &flag));
+    assert_refused(cairn__check_take_flags(&item, 1, raises, 1));
     item = whole, item.to = NULL;
-    assert_refused(cairn__check_take_flags(&item, 1, &flag));
+    assert_refused(cairn__check_take_flags(&item, 1, raises, 1));
 }
 
 static void flag_is_shared_with_at_most_a_launchs_limit(void **state) {

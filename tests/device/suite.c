@@ -1083,10 +1083,16 @@ static void end_step_here(const struct cairn__step_end *e) {
     r->number = e->optim->ends;
 }
 
-static void update_scaler(struct ending *e, int s) {
-    passes->scaler_update(device, e->device_scalers + s, e->device_scaler_reports);
+static void update_scaler_here(struct ending *e, int s) {
     struct cairn__scaler_report *r = cairn__scaler_update_scalars(&e->scalers[s], e->scaler_reports);
     r->number = (uint64_t)e->scalers[s].updates;
+}
+
+/* Before the step's end, by it, or not at all. */
+static void update_scaler(struct ending *e, int s, int step) {
+    e->end.scaler_reports[s] = step % 4 == 2 ? e->device_scaler_reports : NULL;
+    if (step % 4 < 2) passes->scaler_update(device, e->device_scalers + s, e->device_scaler_reports);
+    if (step % 4 < 3) update_scaler_here(e, s);
 }
 
 /* A step in which some parameters overflow, or none; the second loss is to blame in every other such step. */
@@ -1101,7 +1107,7 @@ static void end_step(struct ending *e, int step) {
         passes->store(device, &e->end.optim->skip, &raised, sizeof(raised));
         passes->store(device, &e->device_scalers[step / 5 % 2].found, &raised, sizeof(raised));
     }
-    if (step % 4 != 3) update_scaler(e, 0), update_scaler(e, 1);
+    update_scaler(e, 0, step), update_scaler(e, 1, step);
     passes->step_end(device, &e->end);
     end_step_here(&e->model);
 }
@@ -1203,7 +1209,7 @@ static bool is_raised(size_t i, int round) {
 
 static struct taking *make_taking(void) {
     struct taking *t = host_memory(sizeof(*t));
-    const uint32_t zeros[LONGEST_TAKING + 1] = {0};
+    const uint32_t zeros[LONGEST_TAKING + 2] = {0};
     memset(t, 0, sizeof(*t));
     for (size_t f = 0; f < COUNT(floats); f++) t->x[f] = make_list(floats[f], LIST, size_of, f % 2, WILD, SEED);
     t->flags = on_device(zeros, sizeof(zeros));
@@ -1235,31 +1241,31 @@ static void take_one_here(struct taking *t, size_t i, uint32_t micro_batch) {
 static void taken_flags_agree_with_the_host(void **state) {
     (void)state;
     struct taking *t = make_taking();
-    uint32_t flags[LONGEST_TAKING + 1];
+    uint32_t flags[LONGEST_TAKING + 2], *const raises[] = {t->flags + LONGEST_TAKING, t->flags + LONGEST_TAKING + 1};
     struct cairn__overflow got[LONGEST_TAKING];
     for (int round = 0; round < 4; round++) {
         for (size_t i = 0; i < LONGEST_TAKING; i++) flags[i] = is_raised(i, round);
-        flags[LONGEST_TAKING] = 0;
+        flags[LONGEST_TAKING] = flags[LONGEST_TAKING + 1] = 0;
         OK(cairn__device_upload(device, t->flags, flags, sizeof(flags)));
-        passes->take_flags(device, t->items, LONGEST_TAKING, (uint32_t)round + 1, t->flags + LONGEST_TAKING);
+        passes->take_flags(device, t->items, LONGEST_TAKING, (uint32_t)round + 1, raises, 2);
         for (size_t i = 0; i < LONGEST_TAKING; i++) {
             if (is_raised(i, round)) take_one_here(t, i, (uint32_t)round + 1);
         }
         download(flags, t->flags, sizeof(flags));
         download(got, t->to, sizeof(got));
         for (size_t i = 0; i < LONGEST_TAKING; i++) assert_int_equal(flags[i], 0);
-        assert_int_equal(flags[LONGEST_TAKING], 1);
+        assert_true(flags[LONGEST_TAKING] == 1 && flags[LONGEST_TAKING + 1] == 1);
         assert_memory_equal(got, t->want, sizeof(got));
     }
     flags[0] = flags[2] = 1; /* a short list */
     OK(cairn__device_upload(device, t->flags, flags, sizeof(flags)));
-    passes->take_flags(device, t->items, 2, 5, t->flags + LONGEST_TAKING);
+    passes->take_flags(device, t->items, 2, 5, raises, 2);
     take_one_here(t, 0, 5);
     assert_true(flag_of(t->flags) == 0 && flag_of(t->flags + 2) == 1);
-    passes->clear_flags(device, t->flags, LONGEST_TAKING + 1);
-    passes->take_flags(device, t->items, LONGEST_TAKING, 9, t->flags + LONGEST_TAKING);
-    passes->take_flags(device, NULL, 0, 9, t->flags + LONGEST_TAKING);
-    assert_int_equal(flag_of(t->flags + LONGEST_TAKING), 0);
+    passes->clear_flags(device, t->flags, LONGEST_TAKING + 2);
+    passes->take_flags(device, t->items, LONGEST_TAKING, 9, raises, 2);
+    passes->take_flags(device, NULL, 0, 9, raises, 2);
+    assert_true(flag_of(raises[0]) == 0 && flag_of(raises[1]) == 0);
     download(got, t->to, sizeof(got));
     assert_memory_equal(got, t->want, sizeof(got));
     drop_taking(t);
@@ -1275,7 +1281,7 @@ static void counts_of_an_overflow_are_those_of_the_first_gradient(void **state) 
     for (uint32_t i = 0; i < 3; i++) { /* nothing to be seen, then some, then they have gone into a sum */
         const struct cairn__taken taken = {4, p[i > 0], CAIRN_F16, (int32_t)i + 1, flag, to};
         passes->store(device, flag, &raised, sizeof(raised));
-        passes->take_flags(device, &taken, 1, i + 3, any);
+        passes->take_flags(device, &taken, 1, i + 3, &any, 1);
     }
     download(&got, to, sizeof(got));
     assert_true(got.micro_batch == 3 && got.rank == 1 && got.infs == 1 && got.nans == 2);

@@ -80,7 +80,7 @@ static inline cairn_status look_and_skip(void *ctx, struct cairn__step_end *end,
     assert_int_equal(cairn__optimizer_prepare(o), CAIRN_OK);
     *may = true;
     cairn__optimizer_check(o);
-    (void)cairn__optimizer_take_flags(o, 1, &o->state->skip);
+    (void)cairn__optimizer_take_flags(o, 1, (uint32_t *[]){&o->state->skip}, 1);
     return CAIRN_OK;
 }
 

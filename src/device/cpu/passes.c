@@ -323,10 +323,19 @@ static void count_up(struct cairn_device *d, int64_t *counter, const struct cair
     if (!state || !state->skip) ++*counter;
 }
 
-static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
+static void scaler_update(struct cairn_device *d, struct cairn__scaler_state *scaler,
+                          struct cairn__scaler_report *reports) {
     (void)d;
+    struct cairn__scaler_report *report = cairn__scaler_update_scalars(scaler, reports);
+    __atomic_store_n(&report->number, (uint64_t)scaler->updates, __ATOMIC_RELEASE);
+}
+
+static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
     for (size_t i = 0; i < end->count; i++) cairn__step_end_overflow(end, i);
     for (size_t g = 0; g < end->table.groups; g++) cairn__step_end_rates(end, g);
+    for (int i = 0; i < end->num_scalers; i++) {
+        if (end->scaler_reports[i]) scaler_update(d, end->scalers[i], end->scaler_reports[i]);
+    }
     struct cairn__step_report *report = cairn__step_end_scalars(end);
     __atomic_store_n(&report->number, end->optim->ends, __ATOMIC_RELEASE);
 }
@@ -361,13 +370,13 @@ static void renew_rates(struct cairn_device *d, const struct cairn__rate_table *
 }
 
 static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
-                       uint32_t *any) {
+                       uint32_t *const *raises, size_t num_raises) {
     for (size_t i = 0; i < count; i++) {
         const struct cairn__taken *t = &items[i];
         struct cairn__counts counts = {0};
         if (!*t->flag) continue;
         *t->flag = 0;
-        raise_flag(any, 1);
+        for (size_t r = 0; r < num_raises; r++) raise_flag(raises[r], 1);
         if (t->x) counts = count_elements(d, t->dtype, t->x, t->n, 0);
         cairn__note_overflow(t->to, micro_batch, t->rank, counts.infs, counts.nans);
     }
@@ -377,13 +386,6 @@ static void share_flag(struct cairn_device *d, uint32_t *any, uint32_t *const *i
     (void)d;
     for (size_t i = 0; i < count; i++) *into[i] |= *any;
     *any = 0;
-}
-
-static void scaler_update(struct cairn_device *d, struct cairn__scaler_state *scaler,
-                          struct cairn__scaler_report *reports) {
-    (void)d;
-    struct cairn__scaler_report *report = cairn__scaler_update_scalars(scaler, reports);
-    __atomic_store_n(&report->number, (uint64_t)scaler->updates, __ATOMIC_RELEASE);
 }
 
 static void clip(struct cairn_device *d, const double *norms, size_t count, double max_norm,

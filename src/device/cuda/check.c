@@ -130,6 +130,7 @@ const char *cairn__check_step_end(const struct cairn__step_end *end) {
         return "there are more scalers than a step takes";
     for (int i = 0; i < end->num_scalers; i++) {
         TRY_CHECK(check_array(end->scalers[i], 1, _Alignof(struct cairn__scaler_state)));
+        TRY_CHECK(check_optional(end->scaler_reports[i], _Alignof(struct cairn__scaler_report)));
     }
     TRY_CHECK(check_optional(end->optim, _Alignof(struct cairn__optim_state)));
     TRY_CHECK(check_optional(end->reports, _Alignof(struct cairn__step_report)));
@@ -138,8 +139,16 @@ const char *cairn__check_step_end(const struct cairn__step_end *end) {
     return check_array(end->names, end->count, _Alignof(struct cairn__overflow));
 }
 
-const char *cairn__check_take_flags(const struct cairn__taken *items, size_t count, const uint32_t *any) {
-    TRY_CHECK(check_array(any, 1, sizeof(*any)));
+static const char *check_flags(uint32_t *const *flags, size_t count) {
+    if (count > CAIRN__SHARE_MAX) return "there are more flags than one launch can name";
+    if (count && !flags) return "there are flags, but the address of their addresses is NULL";
+    for (size_t i = 0; i < count; i++) TRY_CHECK(check_array(flags[i], 1, sizeof(*flags[i])));
+    return NULL;
+}
+
+const char *cairn__check_take_flags(const struct cairn__taken *items, size_t count, uint32_t *const *raises,
+                                    size_t num_raises) {
+    TRY_CHECK(check_flags(raises, num_raises));
     if (count && !items) return "there are items, but their address is NULL";
     for (size_t i = 0; i < count; i++) {
         const struct cairn__taken *item = &items[i];
@@ -152,11 +161,8 @@ const char *cairn__check_take_flags(const struct cairn__taken *items, size_t cou
 }
 
 const char *cairn__check_share_flag(const uint32_t *any, uint32_t *const *into, size_t count) {
-    if (count > CAIRN__SHARE_MAX) return "a flag is shared with more than one launch can name";
-    if (count && !into) return "there are flags, but the address of their addresses is NULL";
     TRY_CHECK(check_array(any, 1, sizeof(*any)));
-    for (size_t i = 0; i < count; i++) TRY_CHECK(check_array(into[i], 1, sizeof(*into[i])));
-    return NULL;
+    return check_flags(into, count);
 }
 
 const char *cairn__check_clip(const double *norms, size_t count, double max_norm,

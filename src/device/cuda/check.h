@@ -31,7 +31,8 @@ const char *cairn__check_census(const struct cairn__item *items, size_t count, c
                                 const struct cairn__census *out);
 const char *cairn__check_count_exponents(const struct cairn__item *items, size_t count, cairn_dtype dtype,
                                          const struct cairn__exponent_counts *out);
-const char *cairn__check_take_flags(const struct cairn__taken *items, size_t count, const uint32_t *any);
+const char *cairn__check_take_flags(const struct cairn__taken *items, size_t count, uint32_t *const *raises,
+                                    size_t num_raises);
 const char *cairn__check_share_flag(const uint32_t *any, uint32_t *const *into, size_t count);
 const char *cairn__check_clip(const double *norms, size_t count, double max_norm,
                               const struct cairn__optim_state *state, const double *total);

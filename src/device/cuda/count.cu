@@ -207,22 +207,23 @@ template <class List> static CAIRN__KERNEL take_flag(const List list) {
     if (threadIdx.x != 0) return;
     cairn__note_overflow(item.to, list.micro_batch, item.rank, infs, nans);
     *item.flag = 0;
-    atomicOr(list.any, 1u);
+    for (uint32_t i = 0; i < list.num_raises; i++) atomicOr(list.raises[i], 1u);
 }
 
 static_assert(sizeof(cairn__taken_list) <= 4096, "a launch's parameters");
 
 /* As few_multi in multi.cu. */
 struct few_taken {
-    uint32_t count, micro_batch;
-    uint32_t *any;
+    uint32_t count, micro_batch, num_raises;
+    uint32_t *raises[CAIRN__SHARE_MAX];
     cairn__taken items[CAIRN__CUDA_FEW];
 };
 
 int cairn__launch_take_flags(struct CUstream_st *stream, const struct cairn__taken_list *list) {
     if (list->count > CAIRN__CUDA_FEW)
         return cairn__launch(take_flag<cairn__taken_list>, list->count, CAIRN__CUDA_THREADS, stream, *list);
-    few_taken few = {list->count, list->micro_batch, list->any, {}};
+    few_taken few = {list->count, list->micro_batch, list->num_raises, {}, {}};
+    for (uint32_t i = 0; i < list->num_raises; i++) few.raises[i] = list->raises[i];
     for (uint32_t t = 0; t < list->count; t++) few.items[t] = list->items[t];
     return cairn__launch(take_flag<few_taken>, list->count, CAIRN__CUDA_THREADS, stream, few);
 }

@@ -46,7 +46,7 @@ enum {
     CAIRN__CUDA_COUNTERS = 4096,   /* of col_sum: strips of columns that several blocks work on */
     CAIRN__CUDA_PARTIAL_SUMS = 1 << 16,
     CAIRN__CUDA_NORM_BLOCKS = 1 << 15, /* of one launch of l2norm, and so chunks of one tensor */
-    CAIRN__CUDA_TAKEN = 96,            /* flags in one launch: as many as fit 4 KB of arguments */
+    CAIRN__CUDA_TAKEN = 96, /* flags in one launch: as many as fit 4 KB of arguments, with those they raise */
 };
 
 /* The blocks' partial sums, which the last block adds up. Zeroed once; every kernel resets the counters to 0. One a
@@ -137,8 +137,8 @@ int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__ra
 
 /* Some items of a list; a block each. */
 struct cairn__taken_list {
-    uint32_t count, micro_batch;
-    uint32_t *any;
+    uint32_t count, micro_batch, num_raises;
+    uint32_t *raises[CAIRN__SHARE_MAX];
     struct cairn__taken items[CAIRN__CUDA_TAKEN];
 };
 int cairn__launch_take_flags(struct CUstream_st *stream, const struct cairn__taken_list *list);

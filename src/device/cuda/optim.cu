@@ -386,12 +386,20 @@ CAIRN__DEVICE void publish(uint64_t *number, uint64_t value) {
     *(volatile uint64_t *)number = value;
 }
 
+CAIRN__DEVICE void update_one_scaler(cairn__scaler_state *scaler, cairn__scaler_report *reports) {
+    cairn__scaler_report *report = cairn__scaler_update_scalars(scaler, reports);
+    publish(&report->number, (uint64_t)scaler->updates);
+}
+
 /* Thread 0's fence covers what the others have written too, since the barrier has ordered that before it. */
 static CAIRN__KERNEL end_step(const cairn__step_end end) {
     for (size_t i = threadIdx.x; i < end.count; i += CAIRN__CUDA_THREADS) cairn__step_end_overflow(&end, i);
     for (size_t g = threadIdx.x; g < end.table.groups; g += CAIRN__CUDA_THREADS) cairn__step_end_rates(&end, g);
     __syncthreads();
     if (threadIdx.x != 0) return;
+    for (int i = 0; i < end.num_scalers; i++) {
+        if (end.scaler_reports[i]) update_one_scaler(end.scalers[i], end.scaler_reports[i]);
+    }
     cairn__step_report *report = cairn__step_end_scalars(&end);
     publish(&report->number, end.optim->ends);
 }
@@ -431,9 +439,7 @@ int cairn__launch_share_flag(struct CUstream_st *stream, uint32_t *any, uint32_t
 }
 
 static CAIRN__KERNEL update_scaler(cairn__scaler_state *scaler, cairn__scaler_report *reports) {
-    if (threadIdx.x != 0) return;
-    cairn__scaler_report *report = cairn__scaler_update_scalars(scaler, reports);
-    publish(&report->number, (uint64_t)scaler->updates);
+    if (threadIdx.x == 0) update_one_scaler(scaler, reports);
 }
 
 int cairn__launch_scaler_update(struct CUstream_st *stream, struct cairn__scaler_state *scaler,

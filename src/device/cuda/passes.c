@@ -422,10 +422,11 @@ static void renew_rates(struct cairn_device *d, const struct cairn__rate_table *
 }
 
 static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
-                       uint32_t *any) {
-    if (cairn__cuda_refused(d, "take_flags", cairn__check_take_flags(items, count, any))) return;
-    struct cairn__taken_list list = {.micro_batch = micro_batch, .any = any};
+                       uint32_t *const *raises, size_t num_raises) {
+    if (cairn__cuda_refused(d, "take_flags", cairn__check_take_flags(items, count, raises, num_raises))) return;
+    struct cairn__taken_list list = {.micro_batch = micro_batch, .num_raises = (uint32_t)num_raises};
     int error = 0;
+    for (size_t i = 0; i < num_raises; i++) list.raises[i] = raises[i];
     for (size_t i = 0; i < count && !error; i += list.count) {
         list.count = (uint32_t)(count - i < CAIRN__CUDA_TAKEN ? count - i : CAIRN__CUDA_TAKEN);
         for (uint32_t t = 0; t < list.count; t++) list.items[t] = items[i + t];
