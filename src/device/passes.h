@@ -158,9 +158,9 @@ struct cairn__passes {
     void (*spread)(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, const void *dy, float divisor);
     /* dst[0] = round(sum of (x-y)^2 / n) */
     void (*mse)(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, const void *y, size_t n);
-    /* dx = round((s * dy[0]) * (x - y)) */
-    void (*mse_backward)(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,
-                         float s, const void *dy);
+    /* dx = round((s * dy[0]) * (x - y)); dx is of type `to`: t, or a half type where t is f32 */
+    void (*mse_backward)(struct cairn_device *d, cairn_dtype t, cairn_dtype to, void *dx, const void *x, const void *y,
+                         size_t n, float s, const void *dy);
     /* dst[c] = round(sum over r of x[r][c]) */
     void (*col_sum)(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t rows, size_t cols);
     /* dst = x rounded to the half type and widened again; both f32 */

@@ -197,6 +197,10 @@ out:
 
 /* ---- the checks ---- */
 
+bool cairn__looks_for_anomalies(const struct cairn__tape *tape) {
+    return tape->main->finds_anomalies || tape->main->anomaly_users > 0;
+}
+
 /* Noting keeps the first anomaly, so that nothing is checked after it. What is recorded has no values yet: noting lets
  * it pass, and finding refuses to be recorded. */
 static cairn_status begins_to_look(const struct cairn__tape *tape, bool *looks) {

@@ -47,6 +47,7 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
     t->reached = tape->backward;
     t->uses = t->arrived = 0;
     t->sum = NULL;
+    t->is_rounded = false;
     if (t->node) {
         REQUIRE(!t->node->consumed, CAIRN_ESTATE,
                 "backward: an earlier backward has consumed this graph (its %s); compute the loss again, or give "

@@ -18,6 +18,9 @@ cairn_status cairn__backward_walk(struct cairn__tape *tape, const cairn_tensor *
 /* The result of node, made from its inputs. */
 cairn_status cairn__check_result(const struct cairn__tape *tape, const struct cairn__node *node);
 
+/* Whether any value is looked at: in anomaly mode, or where the first anomaly is to be noted. */
+bool cairn__looks_for_anomalies(const struct cairn__tape *tape);
+
 /* A contribution to the gradient of t, made by the node that is being walked; */
 cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cairn_tensor *t, const void *dx);
 

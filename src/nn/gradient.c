@@ -1,10 +1,11 @@
 /* Where gradients go.
  *
  * A contribution to a tensor's gradient is written in the tensor's own type: an f16 tensor has f16 gradients, and what
- * overflows there (beyond 65504, before the loss scale went down) is infinite. The gradient of a result is added up in
- * that type, as torch does. A leaf's gradient is f32 (f64 for f64): contributions have the leaf's type, their sum is
- * not rounded. A parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it
- * is computed there; used several times, contributions are summed in f32 and rounded once.
+ * overflows there (beyond 65504, before the loss scale went down) is infinite. (An f32 cast of a half result may get
+ * its only one in the half type, as it would hand it on.) The gradient of a result is added up in that type, as torch
+ * does. A leaf's gradient is f32 (f64 for f64): contributions have the leaf's type, their sum is not rounded. A
+ * parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it is computed
+ * there; used several times, contributions are summed in f32 and rounded once.
  *
  * Memory of contributions is the pool's (grad_pool.h). Memory that several tensors hold (cairn__tensor_grad_pass_on) is
  * never written. */
@@ -161,6 +162,21 @@ cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t,
     return new_buffer(tape, t, cairn__tensor_dtype(t), dx);
 }
 
+/* t is an f32 cast of a half result, and the cast alone reads its gradient. */
+static bool is_only_rounded(const struct cairn__tape *tape, const cairn_tensor *t) {
+    const struct cairn__node *node = t->node;
+    const cairn_tensor *x = node && node->op == CAIRN__OP_CAST ? node->inputs[0] : NULL;
+    return x && x->kind == CAIRN__RESULT && cairn__is_half(x->dtype) && t->dtype == CAIRN_F32 && t->uses == 1 &&
+           node->reached == tape->backward && !t->watched && !cairn__looks_for_anomalies(tape);
+}
+
+cairn_status cairn__tensor_grad_begin_rounded(struct cairn__tape *tape, cairn_tensor *t, void **dx,
+                                              cairn_dtype *dtype) {
+    t->is_rounded = !t->stands_for && is_only_rounded(tape, t);
+    *dtype = t->is_rounded ? t->node->inputs[0]->dtype : cairn__tensor_dtype(t);
+    return t->is_rounded ? new_buffer(tape, t, *dtype, dx) : cairn__tensor_grad_begin(tape, t, dx);
+}
+
 cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
     t = cairn__tensor_grad_target(t);
     cairn_status st = CAIRN_OK;
@@ -180,7 +196,7 @@ void *cairn__tensor_grad_so_far(struct cairn__tape *tape, cairn_tensor *t) {
 
 cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
                                         const void *dy) {
-    const cairn_dtype from = node->result->dtype, to = cairn__tensor_dtype(t);
+    const cairn_dtype to = cairn__tensor_dtype(t), from = node->result->is_rounded ? to : node->result->dtype;
     struct cairn__tensor_grad_pool *pool = &tape->root->grads;
     void *dx = NULL;
     if (cairn__tensor_grad_target(t)->kind == CAIRN__RESULT && from == to) {

@@ -133,6 +133,10 @@ static inline bool cairn__wants_grad(const cairn_tensor *t) {
     return cairn__param_requires_grad(t->param);
 }
 
+/* cairn__tensor_grad_begin for a contribution that may be rounded at once, where t is a cast of a half result: memory
+ * of *dtype, t's own or that half type. */
+cairn_status cairn__tensor_grad_begin_rounded(struct cairn__tape *tape, cairn_tensor *t, void **dx, cairn_dtype *dtype);
+
 /* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted
  * to t's type. Where the types are equal and t is a result nothing is copied: shared memory is never written. */
 cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,

@@ -221,15 +221,17 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
         cairn_tensor *t = node->inputs[side];
         void *dx = NULL;
         if (!cairn__wants_grad(t)) continue;
-        TRY(cairn__tensor_grad_begin(tape, t, &dx));
         if (is_plain_mse(node)) {
             /* d/dx mean((x-y)^2) = 2/n (x-y), and the opposite for y. The factors come first: (2/n * dy) * (x-y). */
             const float s = 2.0f / (float)t->n;
-            cairn__passes_of(tape)->mse_backward(tape->env->device, node->result->dtype, dx,
+            cairn_dtype to = CAIRN_F32;
+            TRY(cairn__tensor_grad_begin_rounded(tape, t, &dx, &to));
+            cairn__passes_of(tape)->mse_backward(tape->env->device, node->result->dtype, to, dx,
                                                  cairn__tensor_data(node->inputs[X]),
                                                  cairn__tensor_data(node->inputs[TARGET]), t->n, side == X ? s : -s,
                                                  dy);
         } else {
+            TRY(cairn__tensor_grad_begin(tape, t, &dx));
             TRY(side_backward(tape, node, side, dy, dx));
         }
         TRY(cairn__tensor_grad_end(tape, t, dx));

@@ -78,6 +78,7 @@ struct cairn_tensor {
     uint64_t reached;
     int uses, arrived;
     void *sum;
+    bool is_rounded; /* the sum of a cast's result has the type of what was cast */
 };
 
 static inline cairn_dtype cairn__tensor_dtype(const cairn_tensor *t) {

@@ -1516,7 +1516,7 @@ static void host_mse_backward(float *dst, const float *x, const float *y, size_t
     ((cairn__mse_backward_fn)reference(CAIRN__K_MSE_BACKWARD, 0, 0))(dst, x, y, n, 0.3f * SCALAR);
 }
 static void device_mse_backward(cairn_dtype t, void *dst, const void *x, const void *y, size_t n, const void *one) {
-    passes->mse_backward(device, t, dst, x, y, n, 0.3f, one);
+    passes->mse_backward(device, t, t, dst, x, y, n, 0.3f, one);
 }
 
 static const struct elementwise elementwise[] = {

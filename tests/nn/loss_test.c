@@ -118,8 +118,48 @@ static void weight_gets_no_gradient(void **state) {
     assert_true(cairn_tensor_grad(x)[0] == 0.5f * 2 / 6);
 }
 
+/* Anomaly mode looks at the f32 gradient of the cast, which is otherwise written as the half that it becomes. */
+static void gradient_of_a_cast_is_the_same_whether_it_is_looked_at(void **state) {
+    cairn_env *env = test_env_of(state);
+    enum { N = 1000 };
+    static double dx[2][N];
+    for (int half = 0; half < 2; half++) {
+        const cairn_dtype type = half ? CAIRN_BF16 : CAIRN_F16;
+        for (int looks = 0; looks < 2; looks++) {
+            cairn_manual_seed(env, 7);
+            cairn_tensor *x = cairn_randn(env, type, CAIRN_SHAPE(N)), *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(N));
+            OK(cairn_tensor_require_grad(x));
+            cairn_detect_anomaly(env, looks);
+            OK(cairn_backward(cairn_mse_loss(cairn_cast(cairn_mul_scalar(x, 3), CAIRN_F32), y)));
+            cairn_detect_anomaly(env, 0);
+            OK(cairn_tensor_read_grad(x, dx[looks], N));
+        }
+        assert_memory_equal(dx[0], dx[1], sizeof(dx[0]));
+    }
+}
+
+/* Twice the same graph, and two uses of a cast. */
+static void rounded_gradients_are_added_as_others_are(void **state) {
+    cairn_env *env = test_env_of(state);
+    double once, twice, both;
+    cairn_tensor *x = cairn_zeros(env, CAIRN_F16, CAIRN_SHAPE(1));
+    cairn_tensor *y = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1), FLOATS(1));
+    OK(cairn_tensor_write(x, FLOATS(0.3f), 1));
+    OK(cairn_tensor_require_grad(x));
+    cairn_tensor *cast = cairn_cast(cairn_mul_scalar(x, 1), CAIRN_F32), *loss = cairn_mse_loss(cast, y);
+    OK(cairn_backward_with(loss, cairn_backward_options(.retain_graph = CAIRN_ON)));
+    OK(cairn_tensor_read_grad(x, &once, 1));
+    OK(cairn_backward_with(loss, cairn_backward_options(.retain_graph = CAIRN_ON)));
+    OK(cairn_tensor_read_grad(x, &twice, 1));
+    OK(cairn_backward(cairn_add(loss, cairn_mse_loss(cast, y))));
+    OK(cairn_tensor_read_grad(x, &both, 1));
+    assert_true(once < -1 && twice == 2 * once && both == 4 * once);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        ENV_TEST(gradient_of_a_cast_is_the_same_whether_it_is_looked_at),
+        ENV_TEST(rounded_gradients_are_added_as_others_are),
         ENV_TEST(mean_over_ignored_rows_alone_is_nan),
         ENV_TEST(ignored_row_counts_nothing),
         ENV_TEST(scores_of_any_size_give_a_finite_loss),

@@ -498,21 +498,22 @@ static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x,
     cairn__block_put(t, dst, kernels(d)->mse_sum[t](x, y, n) / (double)n);
 }
 
-static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,
-                         float s, const void *dy) {
+static void mse_backward(struct cairn_device *d, cairn_dtype t, cairn_dtype to, void *dx, const void *x, const void *y,
+                         size_t n, float s, const void *dy) {
     const struct cairn__kernels *k = kernels(d);
     const float c = s * get(t, dy);
-    if (t == CAIRN_F32) {
+    if (to == CAIRN_F32) {
         k->mse_backward(dx, x, y, n, c);
         return;
     }
     float wide_x[BLOCK], wide_y[BLOCK];
+    const size_t nbytes = cairn_dtype_nbytes(t);
     for (size_t i = 0; i < n; i += BLOCK) {
         const size_t m = block_at(i, n);
-        k->cast[t][CAIRN_F32](wide_x, (const uint16_t *)x + i, m);
-        k->cast[t][CAIRN_F32](wide_y, (const uint16_t *)y + i, m);
+        k->cast[t][CAIRN_F32](wide_x, (const char *)x + i * nbytes, m);
+        k->cast[t][CAIRN_F32](wide_y, (const char *)y + i * nbytes, m);
         k->mse_backward(wide_x, wide_x, wide_y, m, c);
-        k->cast[CAIRN_F32][t]((uint16_t *)dx + i, wide_x, m);
+        k->cast[CAIRN_F32][to]((uint16_t *)dx + i, wide_x, m);
     }
 }
 

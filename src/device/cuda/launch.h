@@ -167,8 +167,9 @@ int cairn__launch_spread(struct CUstream_st *stream, cairn_dtype t, void *dx, si
 /* n = 0 too. */
 int cairn__launch_mse(struct CUstream_st *stream, struct cairn__partials *partials, cairn_dtype t, void *dst,
                       const void *x, const void *y, size_t n);
-int cairn__launch_mse_backward(struct CUstream_st *stream, cairn_dtype t, void *dx, const void *x, const void *y,
-                               size_t n, float s, const void *dy);
+/* dx is of type `to`: t, or a half type where t is f32. */
+int cairn__launch_mse_backward(struct CUstream_st *stream, cairn_dtype t, cairn_dtype to, void *dx, const void *x,
+                               const void *y, size_t n, float s, const void *dy);
 /* rows = 0 too. */
 int cairn__launch_col_sum(struct CUstream_st *stream, struct cairn__partials *partials, cairn_dtype t, void *dst,
                           const void *x, size_t rows, size_t cols);

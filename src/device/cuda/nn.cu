@@ -6,8 +6,8 @@
  * A function says how many operands it reads; begin() fetches the scalars that stand in device memory, once a thread.
  * */
 
-template <class T, class F> struct map_op {
-    T *dst;
+template <class To, class T, class F> struct map_op {
+    To *dst;
     const T *x, *y;
     F f;
     template <int V> struct in { T x[V], y[V]; };
@@ -17,7 +17,7 @@ template <class T, class F> struct map_op {
     }
     template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) {
         float first[V] = {0}, second[V] = {0};
-        T result[V];
+        To result[V];
         if (F::operands > 0) cairn__widen<V>(a.x, first);
         if (F::operands > 1) cairn__widen<V>(a.y, second);
 #pragma unroll
@@ -29,17 +29,17 @@ template <class T, class F> struct map_op {
 
 enum { MAP_PACKS = 4 }; /* a thread has under way */
 
-template <class T, class F> static CAIRN__KERNEL map_tensor(T *dst, const T *x, const T *y, size_t n, F f) {
-    constexpr int V = cairn__pack_of<T>;
-    map_op<T, F> op = {dst, x, y, f};
+template <class To, class T, class F> static CAIRN__KERNEL map_tensor(To *dst, const T *x, const T *y, size_t n, F f) {
+    constexpr int V = cairn__pack_of<T>; /* To is no wider */
+    map_op<To, T, F> op = {dst, x, y, f};
     op.f.begin();
     cairn__walk_tensor<V, MAP_PACKS>(cairn__aligned<V>(dst) && cairn__aligned<V>(x) && cairn__aligned<V>(y), n, op);
 }
 
-template <class T, class F>
+template <class T, class F, class To = T>
 static int map(struct CUstream_st *stream, void *dst, const void *x, const void *y, size_t n, F f) {
-    return cairn__launch(map_tensor<T, F>, cairn__tensor_blocks<cairn__pack_of<T>, MAP_PACKS>(n), CAIRN__CUDA_THREADS,
-                         stream, (T *)dst, (const T *)x, (const T *)y, n, f);
+    return cairn__launch(map_tensor<To, T, F>, cairn__tensor_blocks<cairn__pack_of<T>, MAP_PACKS>(n),
+                         CAIRN__CUDA_THREADS, stream, (To *)dst, (const T *)x, (const T *)y, n, f);
 }
 
 struct fill_with {
@@ -118,8 +118,12 @@ template <class T> struct mse_slope {
     CAIRN__DEVICE float operator()(float x, float y) const { return cairn__mse_backward(s, x, y); }
 };
 
-int cairn__launch_mse_backward(struct CUstream_st *stream, cairn_dtype t, void *dx, const void *x, const void *y,
-                               size_t n, float s, const void *dy) {
+int cairn__launch_mse_backward(struct CUstream_st *stream, cairn_dtype t, cairn_dtype to, void *dx, const void *x,
+                               const void *y, size_t n, float s, const void *dy) {
+    if (t != to)
+        return cairn__with_half(to, [&](auto h) {
+            return map<float, mse_slope<float>, decltype(h)>(stream, dx, x, y, n, {(const float *)dy, s});
+        });
     return cairn__with_float(t, [&](auto e) {
         typedef decltype(e) T;
         return map<T>(stream, dx, x, y, n, mse_slope<T>{(const T *)dy, s});

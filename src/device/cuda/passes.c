@@ -525,12 +525,16 @@ static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x,
     cairn__cuda_queued(d, "mse", cairn__launch_mse(c->stream, c->partials, t, dst, x, y, n));
 }
 
-static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,
-                         float s, const void *dy) {
-    if (refused_tensors(d, "mse_backward", t, n, dx, x, y) || refused_scalar(d, "mse_backward", t, dy) || n == 0)
+static void mse_backward(struct cairn_device *d, cairn_dtype t, cairn_dtype to, void *dx, const void *x, const void *y,
+                         size_t n, float s, const void *dy) {
+    const char *complaint = to == t || (t == CAIRN_F32 && cairn__is_half(to))
+                                ? NULL
+                                : "the gradient is of the type of the values, or of a half type where they are f32";
+    if (cairn__cuda_refused(d, "mse_backward", complaint) || refused_tensors(d, "mse_backward", t, n, x, y, y) ||
+        refused_tensors(d, "mse_backward", to, n, dx, dx, dx) || refused_scalar(d, "mse_backward", t, dy) || n == 0)
         return;
-    cairn__cuda_queued(d, "mse_backward",
-                       cairn__launch_mse_backward(cairn__cuda_enter(d)->stream, t, dx, x, y, n, s, dy));
+    struct CUstream_st *stream = cairn__cuda_enter(d)->stream;
+    cairn__cuda_queued(d, "mse_backward", cairn__launch_mse_backward(stream, t, to, dx, x, y, n, s, dy));
 }
 
 static void col_sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t rows, size_t cols) {
