@@ -434,9 +434,9 @@ CAIRN__DEVICE bool cairn__last_of(uint32_t *arrived, uint32_t blocks) {
         __syncthreads();
         return true;
     }
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence(); /* for the whole block, whose writes the barrier has ordered before it */
         last = atomicAdd(arrived, 1u) == blocks - 1;
         if (last) *arrived = 0;
         __threadfence();

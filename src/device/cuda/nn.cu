@@ -258,6 +258,20 @@ template <int V> static CAIRN__DEVICE void close_rows(double (&all)[V], float (&
     }
 }
 
+/* Of one column, the groups in order. Many reads are under way at once, as in cairn__sum_of_left. */
+static CAIRN__DEVICE double sum_of_groups(const volatile float *left, size_t groups, size_t cols) {
+    enum { UNDER_WAY = 16 };
+    double total = 0;
+    for (size_t g = 0; g < groups; g += UNDER_WAY) {
+        float sums[UNDER_WAY];
+#pragma unroll
+        for (int u = 0; u < UNDER_WAY; u++) sums[u] = g + u < groups ? left[(g + u) * cols] : 0;
+#pragma unroll
+        for (int u = 0; u < UNDER_WAY; u++) total += (double)sums[u];
+    }
+    return total;
+}
+
 template <class T, int V>
 static CAIRN__KERNEL sum_columns(cairn__partials *partials, T *dst, const T *x, size_t rows, size_t cols, size_t strips,
                                  size_t rows_in_group) {
@@ -306,8 +320,7 @@ static CAIRN__KERNEL sum_columns(cairn__partials *partials, T *dst, const T *x, 
         volatile float *left = (volatile float *)partials->sums;
         if (has_column) left[group * cols + mine] = (float)total;
         if (!cairn__last_of(&partials->arrived[strip], (uint32_t)groups)) return;
-        total = 0;
-        for (size_t g = 0; has_column && g < groups; g++) total += (double)left[g * cols + mine];
+        total = has_column ? sum_of_groups(left + mine, groups, cols) : 0;
     }
     if (has_column) cairn__store_sum(&dst[mine], total);
 }
