@@ -1,9 +1,11 @@
-/* torch.nn.MultiheadAttention with batch_first: one product for q, k and v, heads as views, attention by blocks. */
+/* torch.nn.MultiheadAttention with batch_first: where an input attends to itself one product for q, k and v, attention
+ * by blocks, heads as they lie. */
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "core/status.h"
 #include "nn/module.h"
+#include "nn/ops.h"
 #include "nn/tensor.h"
 
 struct attention {
@@ -19,17 +21,6 @@ enum { Q, K, V, MASK };
 static cairn_tensor *split_heads(const struct attention *a, cairn_tensor *x) {
     if (!x) return NULL;
     return cairn_transpose(cairn_reshape(x, CAIRN_SHAPE(x->shape[0], x->shape[1], a->heads, a->dim / a->heads)), 1, 2);
-}
-
-/* All three of one input: one product. */
-static cairn_status project_one(const struct attention *a, cairn_tensor *x, cairn_tensor *heads[3]) {
-    cairn_tensor *all = cairn_linear_forward(x, a->in_weight, a->in_bias), *parts[3];
-    cairn_status st = CAIRN_OK;
-    if (!all) return cairn__last_status();
-    TRY(cairn_split(all, a->dim, 2, parts, 3));
-    for (int i = 0; i < 3; i++) heads[i] = split_heads(a, parts[i]);
-out:
-    return st;
 }
 
 static cairn_status project_each(const struct attention *a, cairn_tensor *const *inputs, cairn_tensor *heads[3]) {
@@ -56,20 +47,30 @@ static cairn_status check_inputs(const struct attention *a, cairn_tensor *const 
     return CAIRN_OK;
 }
 
+/* q, k and v of one input are one product. */
+static cairn_tensor *attend_to_itself(const struct attention *a, cairn_tensor *x,
+                                      const struct cairn_attention_options *options) {
+    cairn_tensor *all = cairn_linear_forward(x, a->in_weight, a->in_bias);
+    return all ? cairn__attention_of_heads(all, a->heads, options) : NULL;
+}
+
+static cairn_tensor *attend_to_others(const struct attention *a, cairn_tensor *const *inputs,
+                                      const struct cairn_attention_options *options) {
+    cairn_tensor *heads[3];
+    if (project_each(a, inputs, heads) != CAIRN_OK) return NULL;
+    cairn_tensor *y = cairn_scaled_dot_product_attention(heads[Q], heads[K], heads[V], options);
+    if (!y) return NULL;
+    return cairn_reshape(cairn_transpose(y, 1, 2), CAIRN_SHAPE(y->shape[0], y->shape[2], a->dim));
+}
+
 static cairn_tensor *attend(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     const struct attention *a = context;
-    cairn_tensor *heads[3];
     if (check_inputs(a, inputs, count) != CAIRN_OK) return NULL;
+    const struct cairn_attention_options *options =
+        cairn_attention_options(.mask = count > MASK ? inputs[MASK] : NULL,
+                                .dropout = module->training ? a->dropout : 0);
     const bool to_itself = count == 1 || (inputs[K] == inputs[Q] && inputs[V] == inputs[Q]);
-    cairn_status st = to_itself ? project_one(a, inputs[Q], heads) : project_each(a, inputs, heads);
-    if (st != CAIRN_OK) return NULL;
-    cairn_tensor *y =
-        cairn_scaled_dot_product_attention(heads[Q], heads[K], heads[V],
-                                           cairn_attention_options(.mask = count > MASK ? inputs[MASK] : NULL,
-                                                                   .dropout = module->training ? a->dropout : 0));
-    if (!y) return NULL;
-    const int64_t B = y->shape[0], T = y->shape[2];
-    y = cairn_reshape(cairn_transpose(y, 1, 2), CAIRN_SHAPE(B, T, a->dim));
+    cairn_tensor *y = to_itself ? attend_to_itself(a, inputs[Q], options) : attend_to_others(a, inputs, options);
     return y ? cairn_module_forward(a->out, y) : NULL;
 }
 

@@ -158,4 +158,8 @@ static inline struct cairn__view cairn__dy_view(const struct cairn__node *node, 
 
 cairn_status cairn__infer_scalar(const struct cairn__node *node);
 
+/* cairn_scaled_dot_product_attention of x [B, T, 3 * heads * D], which holds q, k and v of every head side by side; the
+ * result [B, T, heads * D] holds those of the heads so. (ops_attention.c) */
+cairn_tensor *cairn__attention_of_heads(cairn_tensor *x, int64_t heads, const struct cairn_attention_options *options);
+
 #endif

@@ -115,9 +115,9 @@ static const struct training {
     {"quick start O0", quick_start_o0, {{5, 2, 0, 0}}, 8},
     {"quick start O2 f16", quick_start_o2, {{9, 2, 0, 0}}, 12},
     {"MLP of 6 layers O2 f16", mlp_o2, {{19, 17, 0, 0}}, 37},
-    {"encoder of 1 layer O2 bf16", encoder_1, {{45, 18, 0, 0}}, 64},
-    {"encoder of 2 layers O2 bf16", encoder_2, {{80, 37, 0, 0}}, 118},
-    {"encoder of 1 layer O2 bf16, no dropout", encoder_without_dropout, {{39, 18, 0, 0}}, 58},
+    {"encoder of 1 layer O2 bf16", encoder_1, {{35, 18, 0, 0}}, 54},
+    {"encoder of 2 layers O2 bf16", encoder_2, {{60, 37, 0, 0}}, 98},
+    {"encoder of 1 layer O2 bf16, no dropout", encoder_without_dropout, {{29, 18, 0, 0}}, 48},
 };
 enum { TRAININGS = sizeof(trainings) / sizeof(trainings[0]) };
 

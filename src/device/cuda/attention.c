@@ -8,6 +8,7 @@
 #include "device/cuda/attention.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "core/dtype.h"
 #include "device/cuda/math_table.h"
@@ -153,13 +154,41 @@ static struct cairn__batch batch_of(const struct work *w, const struct block *b)
                                  .lda = w->stride};
 }
 
+/* Whether x[count] is copied as those before it are, and is as far from the last of them, here and there, as that is
+ * from the one before: q, k and v side by side are. */
+static bool goes_on(const struct heads *x, int count) {
+    const struct heads *last = &x[count - 1], *next = &x[count];
+    const struct cairn__view *a = last->view, *b = next->view;
+    if (!next->copied || memcmp(a->size, b->size, sizeof(a->size)) != 0 ||
+        memcmp(a->stride, b->stride, sizeof(a->stride)) != 0 || (char *)b->data < (char *)a->data)
+        return false;
+    return count == 1 || ((char *)b->data - (char *)a->data == (char *)x[1].view->data - (char *)x[0].view->data &&
+                          next->data - last->data == x[1].data - x[0].data);
+}
+
+/* The views of `count` operands as one of them all, the first at `data`, the next `nbytes` behind it. */
+static struct cairn__view joined(const struct cairn__view *first, int count, ptrdiff_t nbytes) {
+    struct cairn__view all = *first;
+    if (count == 1) return all;
+    memmove(all.size + 1, all.size, (size_t)all.ndim * sizeof(all.size[0]));
+    memmove(all.stride + 1, all.stride, (size_t)all.ndim * sizeof(all.stride[0]));
+    all.size[0] = count;
+    all.stride[0] = nbytes / (ptrdiff_t)cairn_dtype_nbytes(all.dtype);
+    all.ndim++;
+    return all;
+}
+
 /* Operands [from, to) that have a copy: into it, or back. */
 static void copy_heads(const struct work *w, int from, int to, bool into) {
-    for (int i = from; i < to; i++) {
-        const struct cairn__view *view = w->x[i].view;
-        if (!w->x[i].copied) continue;
-        const struct cairn__view copy = cairn__view_dense(w->x[i].data, view->dtype, view->ndim, view->size);
-        cairn__cuda_map(w->d, CAIRN__MAP_COPY, into ? &copy : view, into ? view : &copy, NULL);
+    for (int i = from, count = 1; i < to; i += count, count = 1) {
+        const struct heads *x = &w->x[i];
+        if (!x->copied) continue;
+        while (i + count < to && goes_on(x, count)) count++;
+        const struct cairn__view dense = cairn__view_dense(x->data, x->view->dtype, x->view->ndim, x->view->size);
+        const struct cairn__view copy = joined(&dense, count, count > 1 ? x[1].data - x[0].data : 0);
+        const struct cairn__view view =
+            joined(x->view, count, count > 1 ? (char *)x[1].view->data - (char *)x[0].view->data : 0);
+        cairn__cuda_map(w->d, CAIRN__MAP_COPY, into ? &copy : &view, into ? &view : &copy, NULL);
     }
 }
 
