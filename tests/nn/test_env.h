@@ -35,7 +35,7 @@ static inline bool test_device_is_there(void) {
 static inline cairn_env *test_env_create(uint64_t seed, int rank) {
     cairn_env *env = NULL;
     assert_int_equal(cairn__calloc(1, sizeof(*env), (void **)&env), CAIRN_OK);
-    env->rank = rank;
+    env->rank = env->stream_rank = rank;
     env->size = rank + 1;
     env->seed = seed;
     assert_int_equal(cairn__device_open(test_device(), 0, &env->device), CAIRN_OK);
