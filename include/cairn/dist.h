@@ -96,9 +96,10 @@ struct cairn_group_options {
  *   out      NULL is written on ranks that are not in it
  *
  * Collective over the parent: every rank of it calls, members or not; returns on every rank or fails on every rank.
- * Errors: CAIRN_EINVAL, CAIRN_ENOMEM, CAIRN_ESYSTEM: no rank has the group, the parent lives on; CAIRN_EPEER, also
- * where the ranks name different lists; CAIRN_ETIMEOUT: a rank that stops is waited for once, however far the group is
- * made. Cost: some small collectives of the parent, and on gloo a TCP connection between every two members.
+ * Errors: CAIRN_EINVAL, CAIRN_ENOMEM, CAIRN_ESYSTEM: no rank has the group, the parent lives on, unless memory lacks
+ * for what the parent itself exchanges; CAIRN_EPEER, also where the ranks name different lists; CAIRN_ETIMEOUT: a rank
+ * that stops is waited for once, however far the group is made. Cost: some small collectives of the parent, and on gloo
+ * a TCP connection between every two members.
  * torch.distributed.new_group */
 CAIRN_API cairn_status cairn_group_new(cairn_group *parent, const int *ranks, int n,
                                        const struct cairn_group_options *options, cairn_group **out);

@@ -67,10 +67,11 @@ struct ddp_weights_average_options {
  *   step     counted by the caller, from 0; the same on every rank of the group
  *
  * Collective in the steps in which it averages, and where step or options are refused. Errors: CAIRN_ESTATE while a
- * graph is being recorded. What one rank is refused alone fails with its sentence (CAIRN_EPEER) on the others, and
- * changes nothing: CAIRN_EINVAL; CAIRN_ESTATE within a backward, while averages stand in the weights' place, or with
- * shard_optimizer, where weights are equal anyway; CAIRN_ENOMEM. Whatever fails later ends the group on every rank,
- * with weights undefined: CAIRN_ENOMEM, CAIRN_EPEER, CAIRN_ETIMEOUT.
+ * graph is being recorded. What one rank is refused alone in a step that averages fails with its sentence (CAIRN_EPEER)
+ * on the others, and changes nothing; in other steps it waits for them in vain (CAIRN_ETIMEOUT). These are:
+ * CAIRN_EINVAL; CAIRN_ESTATE within a backward, while averages stand in the weights' place, or with shard_optimizer,
+ * where weights are equal anyway; CAIRN_ENOMEM. Whatever fails later ends the group on every rank, with weights
+ * undefined: CAIRN_ENOMEM, CAIRN_EPEER, CAIRN_ETIMEOUT.
  * Cost: an all-reduce of each parameter. */
 CAIRN_API cairn_status ddp_weights_average(ddp_context *ddp, int64_t step,
                                            const struct ddp_weights_average_options *options);

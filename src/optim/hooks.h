@@ -13,9 +13,9 @@
 struct cairn__step_guard {
     void *ctx; /* NULL = no guard */
     /* (optional) Calls cairn__optimizer_prepare, then cairn__optimizer_agree with whether it may step, and, where all
-     * may (*may), raises the optimizer's skip if the step must be skipped, queues the updates of scalers, and lists in
-     * *end the scalers that the step's report may name. A status other than CAIRN_OK refuses the step: no weight is
-     * written. */
+     * may (*may), raises the optimizer's skip if the step must be skipped, and lists in *end the scalers that the
+     * step's report may name, those that the step's end is to update with their rings. A status other than CAIRN_OK
+     * refuses the step: no weight is written. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end, bool *may);
     /* (optional) The report of a step has been read: on the CPU before cairn_step returns, on a GPU later, in order.
      * overflows [parameters + 1], the last one of the losses: valid if the step was skipped (report->stepped is 0). The

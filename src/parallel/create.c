@@ -267,13 +267,11 @@ void cairn_pipeline_destroy(cairn_pipeline **pipeline) {
     if (!pipeline || !*pipeline) return;
     cairn_pipeline *p = *pipeline;
     if (p->modules) count_users(p, -1);
+    if (p->ahead.has_lanes) (void)cairn__device_synchronize(p->env->device); /* what is on its way would be lost */
     if (p->partner_group) cairn__optimizer_set_partners(p->options.optimizer, NULL);
     cairn__ties_end(p);
     cairn_group_destroy(&p->partner_group);
-    if (p->ahead.has_lanes) {
-        (void)cairn__device_synchronize(p->env->device); /* a lane that ends before loses what is on its way */
-        cairn_group_destroy(&p->channel);
-    }
+    if (p->ahead.has_lanes) cairn_group_destroy(&p->channel);
     cairn__hop_end(&p->ahead);
     cairn__hop_end(&p->back);
     for (int i = 0; i < 2; i++) cairn_tensor_destroy(&p->anchors[i]);

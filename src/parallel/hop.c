@@ -27,8 +27,12 @@ cairn_dtype cairn__parcel_dtype(const struct cairn__parcel *parcel) {
 /* ---- making and ending ---- */
 
 cairn_status cairn__hop_create(struct cairn_device *device, int num_slots, struct cairn__hop *out) {
+    cairn_status st = CAIRN_OK;
     *out = (struct cairn__hop){.device = device, .num_slots = num_slots};
-    return cairn__calloc((size_t)num_slots, sizeof(out->slots[0]), (void **)&out->slots);
+    TRY(cairn__calloc((size_t)num_slots, sizeof(out->slots[0]), (void **)&out->slots));
+    if (!cairn__is_on_host(device)) TRY(cairn__lanes_make(out));
+out:
+    return st;
 }
 
 /* Both directions have a channel, so that a gradient need not wait its turn among activations. */

@@ -33,15 +33,18 @@ static cairn_status make_head(const struct cairn__hop *hop, void **head) {
     return cairn__device_alloc(hop->device, CAIRN__HOLDS_STATE, sizeof(struct cairn__parcel), head);
 }
 
-/* A library may connect two ranks with their first message, for which both hosts then wait: here, where both are. */
-static cairn_status greet(struct cairn__hop *hop, bool sends) {
-    void **head = sends ? &hop->slots[0].head : &hop->head;
+cairn_status cairn__lanes_make(struct cairn__hop *hop) {
     cairn_status st = CAIRN_OK;
-    TRY(make_head(hop, head));
-    TRY(sends ? cairn_send(hop->out, *head, 1, CAIRN_I64, hop->to, NULL)
-              : cairn_recv(hop->in, *head, 1, CAIRN_I64, hop->from, NULL));
+    TRY(make_head(hop, &hop->slots[0].head));
+    TRY(make_head(hop, &hop->head));
 out:
     return st;
+}
+
+/* A library may connect two ranks with their first message, for which both hosts then wait: here, where both are. */
+static cairn_status greet(struct cairn__hop *hop, bool sends) {
+    return sends ? cairn_send(hop->out, hop->slots[0].head, 1, CAIRN_I64, hop->to, NULL)
+                 : cairn_recv(hop->in, hop->head, 1, CAIRN_I64, hop->from, NULL);
 }
 
 /* Lane i leads from place i to the next; places are counted in the direction of the hop. */
@@ -115,7 +118,6 @@ cairn_status cairn__lane_hear(struct cairn__hop *hop, struct cairn__parcel *parc
         *parcel = told->parcels[told->next++];
         return CAIRN_OK;
     }
-    TRY(make_head(hop, &hop->head));
     TRY(cairn_recv(hop->in, hop->head, CAIRN__PARCEL_WORDS, CAIRN_I64, hop->from, NULL));
     TRY(cairn__device_download(hop->device, parcel, hop->head, sizeof(*parcel)));
     TRY(cairn__group_progress(hop->in));

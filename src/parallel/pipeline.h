@@ -91,6 +91,7 @@ cairn_dtype cairn__parcel_dtype(const struct cairn__parcel *parcel); /* as group
 
 enum { CAIRN__PARCEL_WORDS = sizeof(struct cairn__parcel) / sizeof(int64_t) };
 
+cairn_status cairn__lanes_make(struct cairn__hop *hop); /* what connecting sends from and to */
 /* Of one direction; as cairn__hop_connect. */
 cairn_status cairn__lanes_connect(struct cairn__hop *hop, cairn_group *group, bool is_back, bool is_ring);
 void cairn__lanes_begin(struct cairn__hop *hop, bool is_known);

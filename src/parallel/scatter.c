@@ -290,11 +290,16 @@ static cairn_tensor *gather(struct cairn_data_parallel *dp, struct cairn__scatte
 /* What the first replica made of the model's buffers, and how far the random numbers are. */
 static cairn_status take_back(const struct cairn_data_parallel *dp, const struct cairn__scattered *f) {
     const struct cairn__replica *first = &dp->replicas[0];
+    cairn_status st = CAIRN_OK;
     for (int r = 0; r < f->used; r++) {
         const uint64_t next = dp->replicas[r].env->next_stream;
         if (next > dp->env->next_stream) dp->env->next_stream = next;
     }
-    return cairn__copy_buffers(first->env->device, first->module, dp->model);
+    for (int r = 1; r < f->used; r++) /* until then they read the model's buffers */
+        TRY(cairn__device_wait_for(first->env->device, dp->replicas[r].env->device));
+    TRY(cairn__copy_buffers(first->env->device, first->module, dp->model));
+out:
+    return st;
 }
 
 static cairn_tensor *run_forward(struct cairn_data_parallel *dp, cairn_tensor *const *inputs, int count) {

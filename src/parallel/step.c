@@ -401,18 +401,19 @@ static cairn_status run_actions(struct run *r) {
         if (a->is_backward && a->micro_batch == r->micro_batches - 1) TRY(keep_unsynced(r, a->chunk, false));
         TRY(a->is_backward ? run_backward(r, a->chunk, a->micro_batch) : run_forward(r, a->chunk, a->micro_batch));
     }
+    TRY(read_loss(r)); /* which waits: the flushes see what has failed meanwhile */
     TRY(cairn__hop_flush(&r->p->ahead));
     TRY(cairn__hop_flush(&r->p->back));
-    TRY(read_loss(r));
     r->p->terms = r->terms;
 out:
     return st;
 }
 
-/* Other ranks may wait in either channel; or, with their part done, for this one before their step. */
+/* Other ranks may wait in either channel; or, with their part done, for tied gradients or before their step. */
 static cairn_status fail(cairn_pipeline *p, cairn_status st) {
     if (st != CAIRN_EPEER && st != CAIRN_ETIMEOUT) cairn__fail_in(p->name);
     if (p->partner_group) st = cairn__group_kill(p->partner_group, st);
+    for (struct cairn__tie *t = p->ties; t; t = t->next) st = cairn__group_kill(t->group, st);
     if (p->ahead.has_lanes) st = cairn__group_kill(p->channel, st);
     st = cairn__hop_kill(&p->ahead, st);
     return cairn__hop_kill(&p->back, st);

@@ -459,8 +459,10 @@ static void refusals_are_logged_once_and_counted(void **state) {
     } cases[] = {
         {"refuse", "[2, 3, 7, 9] goes by im2col: choosing an algorithm: cuDNN says CUDNN_STATUS_NOT_SUPPORTED"},
         {"refuse-late", "[2, 3, 7, 9] goes by im2col: a convolution: cuDNN says CUDNN_STATUS_NOT_SUPPORTED"},
+        {"no-engines", "[2, 3, 7, 9] goes by im2col: choosing an algorithm: cuDNN says CUDNN_STATUS_NOT_INITIALIZED"},
+        {"no-memory", "[2, 3, 7, 9] goes by im2col: a convolution: cuDNN says CUDNN_STATUS_INTERNAL_ERROR"},
     };
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         setenv("CAIRN_STANDIN_CUDNN", cases[i].mode, 1);
         assert_left(state, cases[i].why, "6 that cuDNN does not do, and 0 without memory");
         logged[0] = '\0';

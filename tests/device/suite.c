@@ -1552,7 +1552,25 @@ static void check_elementwise(const struct elementwise *e, cairn_dtype t, size_t
     cairn__device_free(device, one);
 }
 
+/* f32 values whose gradient is written as a half, as that of a cast. */
+static void check_rounded_mse(cairn_dtype to, size_t offset, enum flavour flavour) {
+    struct list x = make_list(CAIRN_F32, LIST, size_of, offset, flavour, SEED);
+    struct list y = make_list(CAIRN_F32, LIST, size_of, 1 - offset, flavour, SEED + 1000);
+    struct list dst = make_list(to, LIST, size_of, offset, MODERATE, 0);
+    void *one = make_scalar(CAIRN_F32);
+    for (size_t i = 0; i < LIST; i++) {
+        apply_here(&(struct elementwise){"mse_backward", host_mse_backward, NULL, false}, &dst, &x, &y, i);
+        passes->mse_backward(device, CAIRN_F32, to, device_of(&dst, i), device_of(&x, i), device_of(&y, i), x.n[i],
+                             0.3f, one);
+    }
+    assert_list(&dst, false, describe_case("mse_backward", CAIRN_F32, to, offset, (int)flavour));
+    drop_list(&x), drop_list(&y), drop_list(&dst);
+    cairn__device_free(device, one);
+}
+
 static void check_all_elementwise(size_t offset, enum flavour flavour) {
+    check_rounded_mse(CAIRN_F16, offset, flavour);
+    check_rounded_mse(CAIRN_BF16, offset, flavour);
     for (const struct elementwise *e = elementwise; e < elementwise + COUNT(elementwise); e++) {
         EACH_FLOAT(t) check_elementwise(e, *t, offset, flavour);
     }

@@ -175,6 +175,7 @@ static char *fail_in_a_step(cairn_env *env, void *ctx) {
     EXPECT(cairn__now_ns() - begin_ns < UINT64_C(15000000000));
     const bool is_done = st == CAIRN_OK; /* with its part, before the victim came to its fault */
     EXPECT(!is_done || !is_victim);
+    EXPECT(!is_done || rank != num_ranks - 1 || plan->fault > GROWS); /* it read a loss that could not be had */
     if (!is_done) {
         if (plan->fault == FAILS) EXPECT_SAYS("matmul");
         if (plan->fault == GROWS) EXPECT_SAYS("micro-batch 1 sends has another shape or type than in the call before");

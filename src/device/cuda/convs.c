@@ -1,7 +1,7 @@
 /* Opening the library, keeping its plans by their keys, and counting what is left to im2col.
  *
  * The first run of a plan may find that the library refuses it after all, or that there is no memory for its workspace.
- * Its place keeps that: the two ways round differently, and what went one way goes on it. */
+ * Its place keeps that: the two ways round differently, and what went one way goes on it while its place is its own. */
 #include "device/cuda/convs.h"
 
 #include <assert.h>

@@ -12,6 +12,7 @@
 #include <cudnn.h>
 
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -40,10 +41,11 @@ struct cairn__conv_plan {
 
 /* ---- errors ---- */
 
-/* A problem that cuDNN does not do is an argument that it does not take, or does not support. */
+/* Where cuDNN lacks something im2col does without: arguments that it takes, memory of its own, the libraries of its
+ * engines, which it opens when it first wants them. */
 static cairn_status status_of(cudnnStatus_t error) {
     const int category = (int)CUDNN_STATUS_CATEGORY((int)error);
-    return category == CUDNN_STATUS_BAD_PARAM || category == CUDNN_STATUS_NOT_SUPPORTED ? CAIRN_ENOTSUP : CAIRN_EDEVICE;
+    return category == CUDNN_STATUS_EXECUTION_FAILED ? CAIRN_EDEVICE : CAIRN_ENOTSUP;
 }
 
 static cairn_status failed(const char *doing, cudnnStatus_t error) {
@@ -73,6 +75,15 @@ static void cudnn_close(struct cairn__conv_handle **handle) {
     *handle = NULL;
 }
 
+/* Replicas are threads, and cuDNN's first handle is to be made by one thread alone. */
+static cudnnStatus_t create_handle(cudnnHandle_t *out) {
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one_at_a_time);
+    const cudnnStatus_t status = cudnnCreate(out);
+    pthread_mutex_unlock(&one_at_a_time);
+    return status;
+}
+
 static cairn_status cudnn_open(struct cairn__conv_handle **out, char *version, size_t nbytes) {
     static const char doing[] = "starting cuDNN";
     const size_t v = cudnnGetVersion();
@@ -82,7 +93,7 @@ static cairn_status cudnn_open(struct cairn__conv_handle **out, char *version, s
             v, LEAST_VERSION);
     snprintf(version, nbytes, "cuDNN %zu.%zu.%zu", v / 10000, v % 10000 / 100, v % 100);
     TRY(cairn__calloc(1, sizeof(*h), (void **)&h));
-    TRY_CUDNN(doing, cudnnCreate(&h->cudnn));
+    TRY_CUDNN(doing, create_handle(&h->cudnn));
     TRY_CUDNN(doing, cudnnCreateActivationDescriptor(&h->identity));
     TRY_CUDNN(doing, cudnnSetActivationDescriptor(h->identity, CUDNN_ACTIVATION_IDENTITY, CUDNN_PROPAGATE_NAN, 0));
     *out = h;

@@ -1,7 +1,7 @@
 /* libcudnn, as far as the module uses it: 2-D convolutions of NCHW arrays and their gradients, f32 sums in the order of
  * channels and taps, one rounding. It refuses what cuDNN refuses (an object that is not set, types or sizes that do not
  * fit, too little workspace), and ends the program over what Cairn must not ask for: an algorithm that adds by atomics,
- * arrays that are not on the device, a start while a stream is recorded. The workspace is scribbled over. */
+ * arrays that are not on the device. The workspace is scribbled over. */
 #include "standin/standin.h"
 
 #include <cudnn.h>
@@ -199,6 +199,7 @@ cudnnStatus_t describe(cudnnTensorDescriptor_t src, cudnnFilterDescriptor_t weig
     REFUSE(p->type == CUDNN_DATA_FLOAT && conv->math == CUDNN_TENSOR_OP_MATH, CUDNN_STATUS_BAD_PARAM,
            "f32 on tensor cores, as if they took it");
     if (mode_is("refuse")) return CUDNN_STATUS_NOT_SUPPORTED_SHAPE;
+    if (mode_is("no-engines")) return CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED;
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -224,6 +225,7 @@ cudnnStatus_t start(cudnnHandle_t handle, const char *name, const void *alpha, c
     REFUSE(nbytes < p.workspace_nbytes, CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "the workspace is too small");
     if (nbytes && !standin_is_device(workspace, nbytes)) standin_die("cuDNN: the workspace is not on the device");
     if (mode_is("refuse-late")) return CUDNN_STATUS_NOT_SUPPORTED;
+    if (mode_is("no-memory")) return CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
     if (mode_is("fail")) return CUDNN_STATUS_EXECUTION_FAILED;
     convolutions++;
     return standin_queue(handle->stream, name, [p, compute] { compute(p); }) ? CUDNN_STATUS_EXECUTION_FAILED
@@ -276,6 +278,8 @@ const char *cudnnGetErrorString(cudnnStatus_t status) {
         return "CUDNN_STATUS_BAD_PARAM";
     case CUDNN_STATUS_NOT_SUPPORTED:
         return "CUDNN_STATUS_NOT_SUPPORTED";
+    case CUDNN_STATUS_INTERNAL_ERROR:
+        return "CUDNN_STATUS_INTERNAL_ERROR";
     case CUDNN_STATUS_EXECUTION_FAILED:
         return "CUDNN_STATUS_EXECUTION_FAILED";
     default:
