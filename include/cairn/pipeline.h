@@ -48,9 +48,9 @@
  * Failures    What a rank finds wrong before a step fails on all ranks, and the pipeline goes on. What fails within one
  *             ends the pipeline: the other ranks return CAIRN_EPEER with that rank's sentence, over NCCL CAIRN_ETIMEOUT
  *             once the group's timeout is over; gradients are then incomplete, and cairn_step refuses them. On GPUs a
- *             rank that has queued its part may have returned CAIRN_OK before; without amp and clipping its cairn_step
- *             is queued, too, and its next call of the pipeline fails: go on from a checkpoint. The group given to
- *             create lives on.
+ *             rank that has queued its part may have returned CAIRN_OK before, and one behind it, too, with a *loss of
+ *             what that rank's GPU went on to send; without amp and clipping their cairn_step is queued, and their
+ *             next call of the pipeline fails: go on from a checkpoint. The group given to create lives on.
  * Threads     one thread an environment, as everything of it.
  * Source      torch.distributed.pipelining (PipelineStage, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B); Huang
  *             et al., "GPipe", 2019; Narayanan et al., "Efficient Large-Scale Language Model Training", 2021. */

@@ -173,9 +173,8 @@ static char *fail_in_a_step(cairn_env *env, void *ctx) {
     const uint64_t begin_ns = cairn__now_ns();
     const cairn_status st = cairn_pipeline_step(s.pipeline, s.x, s.y, &loss);
     EXPECT(cairn__now_ns() - begin_ns < UINT64_C(15000000000));
-    const bool is_done = st == CAIRN_OK; /* with its part, before the victim came to its fault */
+    const bool is_done = st == CAIRN_OK; /* has queued its part, or got what a rank between sent after its own abort */
     EXPECT(!is_done || !is_victim);
-    EXPECT(!is_done || rank != num_ranks - 1 || plan->fault > GROWS); /* it read a loss that could not be had */
     if (!is_done) {
         if (plan->fault == FAILS) EXPECT_SAYS("matmul");
         if (plan->fault == GROWS) EXPECT_SAYS("micro-batch 1 sends has another shape or type than in the call before");
