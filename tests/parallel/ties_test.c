@@ -133,11 +133,11 @@ static char *train(cairn_env *env, void *ctx) {
                                    NULL) != CAIRN_OK);
         EXPECT_SAYS("parameters are tied, and ddp_no_sync is on");
     }
+    cairn_pipeline_destroy(&pipeline); /* the last step may be on its way on a GPU, and is not lost */
     if (replica == 0 && parts.first) EXPECT_OK(cairn_tensor_read(parts.first, t->w[0], WIDTH * WIDTH));
     if (replica == 0 && parts.last) EXPECT_OK(cairn_tensor_read(parts.last, t->w[1], WIDTH * WIDTH));
     if (replica == 0 && parts.middle)
         EXPECT_OK(cairn_tensor_read(cairn_module_get(parts.middle, "weight"), t->middle, WIDTH * WIDTH));
-    cairn_pipeline_destroy(&pipeline);
     ddp_destroy(&ddp);
     amp_destroy(&amp);
     cairn_optimizer_destroy(&optimizer);
