@@ -105,6 +105,7 @@ static cairn_status take_step(struct training *t, int step) {
     if (way->after_step) TRY(way->after_step(t, step));
     if (step % 5 != 4) return CAIRN_OK;
     ddp_destroy(&t->net);
+    if (t->net) return cairn__last_status(); /* kept, since what ranks share could not be gathered */
     TRY(way->begin_net(t));
 out:
     return st;
