@@ -369,9 +369,11 @@ static void take_slices(const struct exchange_machine *m, const struct flow *f, 
     }
 }
 
+/* Not before this rank has started the block, and so compared the calls: once all have taken a call's last block, the
+ * others write their next one. */
 static bool take(struct exchange_machine *m, struct flow *f) {
     const size_t b = f->taken;
-    if (b == f->blocks || !have(m, m->owners, GATHERED, m->before + b + 1)) return false;
+    if (b == f->started || !have(m, m->owners, GATHERED, m->before + b + 1)) return false;
     take_slices(m, f, b);
     f->taken++;
     count(m, &m->mine->taken);
