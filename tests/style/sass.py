@@ -26,6 +26,10 @@ KEEPING = ("relu_of relu_slope round_to fill_with cast_list copy_list clamp_list
            "copy_transposed").split()
 KEEPING_MAPS = "NEG ABS RELU CLAMP MAXIMUM WHERE RELU_BACKWARD CLAMP_BACKWARD MASKED UNMASKED".split()
 
+# Whose ptxas makes a subtraction of -x, however its bits are changed, so that NaNs lose theirs (docs/gpu.md).
+LOSING = {"sm_100"}
+
+CHIP = re.compile(r"code for (sm_\d+)")
 FUNCTION = re.compile(r"Function : (\S+)")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)\s*([^;]*);")
 ARITHMETIC = re.compile(r"(?:FMNMX|FADD|FMUL|FFMA|FSWZADD|HMNMX2|HADD2|HMUL2|HFMA2)(?:\.|$)")
@@ -47,12 +51,14 @@ def find_tools():
 
 def kernels(text):
     """(name, [(predicated, opcode, operands)]) of each kernel in cuobjdump's listing."""
-    found = []
+    found, loses = [], False
     for line in text.splitlines():
-        function, instruction = FUNCTION.search(line), INSTRUCTION.search(line)
-        if function:
+        chip, function, instruction = CHIP.search(line), FUNCTION.search(line), INSTRUCTION.search(line)
+        if chip:
+            loses = chip[1] in LOSING
+        elif function and not loses:
             found.append((function[1], []))
-        elif instruction and found:
+        elif instruction and found and not loses:
             found[-1][1].append((bool(instruction[1]), instruction[2], instruction[3]))
     return found
 
