@@ -97,13 +97,26 @@ static void fill_elements(void *x, cairn_dtype type, size_t n, enum flavour each
     }
 }
 
-/* Long arrays repeat: to draw each element took most of kcheck's time. A prime period, so that no block or vector sees
- * the same as another that a kernel might take for it. */
+/* Drawn once for each type and flavour: to draw each array's own took most of kcheck's time. An array is a piece of
+ * this from anywhere; a long one repeats it. A prime period, so that no block or vector sees the same as another that a
+ * kernel might take for it. */
+enum { PERIOD = 65537 };
+
+static const void *drawn(cairn_dtype type, enum flavour each) {
+    static uint64_t pool[CAIRN_U8 + 1][2][PERIOD];
+    static bool is_drawn[CAIRN_U8 + 1][2];
+    if (!is_drawn[type][each == WILD]) fill_elements(pool[type][each == WILD], type, PERIOD, each, (uint64_t)type);
+    is_drawn[type][each == WILD] = true;
+    return pool[type][each == WILD];
+}
+
 void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint64_t seed) {
-    enum { PERIOD = 65537 };
-    const size_t drawn = n < PERIOD ? n : PERIOD, width = cairn_dtype_nbytes(type);
-    fill_elements(x, type, drawn, flavour == WILD ? WILD : MODERATE, seed);
-    for (size_t i = drawn; i < n; i += drawn) memcpy((char *)x + i * width, x, (n - i < drawn ? n - i : drawn) * width);
+    const size_t width = cairn_dtype_nbytes(type), start = random_bits(seed, 0) % PERIOD;
+    const char *from = drawn(type, flavour == WILD ? WILD : MODERATE);
+    for (size_t i = 0, at = start, count; i < n; i += count, at = 0) {
+        count = n - i < PERIOD - at ? n - i : PERIOD - at;
+        memcpy((char *)x + i * width, from + at * width, count * width);
+    }
     if (n == 0) return;
     if (flavour == ONE_WRONG) put_wrong(x, type, seed % 3 == 0 ? n - 1 : random_bits(seed, n) % n, seed);
     if (flavour == ONE_GREAT) put_great(x, type, n % 3 == 0 ? n - 1 : random_bits(0, n) % n, random_bits(seed, n));

@@ -4,6 +4,7 @@
  * reference. With --bench it then times what it verified. CAIRN_CPU caps what runs. */
 #include "kcheck.h"
 
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -262,6 +263,10 @@ static int usage(const char *program) {
 int main(int argc, char **argv) {
     struct checking how = {.seed = 20190717};
     struct benching bench_how = {.repeats = 9};
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 1 << 30), mallopt(M_TRIM_THRESHOLD, 1 << 30); /* arrays are made and ended by the ten
+                                                                               thousands: their pages stay */
+#endif
     bool all_f32 = false, benches = false, long_sums = false;
     for (int i = 1; i < argc; i++) {
         bool has_value = i + 1 < argc;
