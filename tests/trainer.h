@@ -41,10 +41,11 @@ static inline cairn_status trainer_create_quick_start(struct trainer *t, const c
     return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
 }
 
-/* Equal layers, AdamW. */
+/* Equal layers, AdamW. Where t has an environment already it is used, whatever the device. */
 static inline cairn_status trainer_create_mlp(struct trainer *t, const char *device, int layers, int64_t width,
                                               int64_t batch, const struct amp_options *amp) {
-    cairn_status st = cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &t->env);
+    cairn_status st = CAIRN_OK;
+    if (!t->env) st = cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &t->env);
     if (st != CAIRN_OK) return st;
     t->x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, width));
     t->y = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, width));
@@ -77,11 +78,12 @@ static inline cairn_status trainer_create_encoder(struct trainer *t, const char 
     return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
 }
 
-/* A step as cairn_graph_capture wants one. */
+/* A step as cairn_graph_capture wants one. Where y is of whole numbers they are classes. */
 static inline cairn_status trainer_step(void *user) {
     struct trainer *t = user;
     cairn_zero_grad(t->optimizer);
-    t->loss = cairn_mse_loss(t->net ? ddp_forward(t->net, t->x) : cairn_module_forward(t->model, t->x), t->y);
+    cairn_tensor *out = t->net ? ddp_forward(t->net, t->x) : cairn_module_forward(t->model, t->x);
+    t->loss = cairn_tensor_dtype(t->y) == CAIRN_I64 ? cairn_cross_entropy(out, t->y, NULL) : cairn_mse_loss(out, t->y);
     const cairn_status st = t->amp ? amp_backward(t->amp, t->loss, t->optimizer) : cairn_backward(t->loss);
     return st != CAIRN_OK ? st : cairn_step(t->optimizer);
 }

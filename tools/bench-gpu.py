@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """What PyTorch makes of the same work on the same GPU: the peer of cuda-bench and gpu-bench.
 
-usage: tools/bench-gpu.py [--device cuda] [--elements N] [--size N] [--width N] [--batch N]
+usage: tools/bench-gpu.py [--device cuda] [--compiled] [--elements N] [--size N] [--width N] [--batch N] [--sequences N]
+                          [--pictures N]
 
 Prints "name = value unit" under the names that Cairn's two programs use, medians of rounds; where PyTorch has several
 ways it gets its best. Exits 77 where there is no PyTorch or no such device."""
 import argparse
+import os
 import statistics
 import sys
+import tempfile
 import time
 
 try:
@@ -97,12 +100,20 @@ def bench_passes(device, n):
 
 # ---- products ----
 
-def product(a, b, c, shape):
-    if shape == "y":
-        return lambda: torch.mm(a, b.t(), out=c)
-    if shape == "dx":
-        return lambda: torch.mm(a, b, out=c)
-    return lambda: torch.mm(a.t(), b, out=c)
+def product(a, b, c, v, shape):
+    """v [n]: a bias, or where the sums of a go, which make the gradient of one."""
+    def dw_row_sums():
+        torch.mm(a.t(), b, out=c)
+        torch.sum(a, 0, out=v)
+
+    return {
+        "y": lambda: torch.mm(a, b.t(), out=c),
+        "dx": lambda: torch.mm(a, b, out=c),
+        "dw": lambda: torch.mm(a.t(), b, out=c),
+        "y bias": lambda: torch.addmm(v, a, b.t(), out=c),
+        "y bias relu": lambda: torch._addmm_activation(v, a, b.t(), use_gelu=False, out=c),
+        "dw row sums": dw_row_sums,
+    }[shape]
 
 
 def bench_products(device, size):
@@ -110,10 +121,12 @@ def bench_products(device, size):
                               ("f16", torch.float16, False), ("bf16", torch.bfloat16, False)):
         torch.backends.cuda.matmul.allow_tf32 = tf32
         jobs, sizes = {}, {}
-        for n, shape in ((size, "y"), (size // 2, "y"), (size // 2, "dx"), (size // 2, "dw")):
+        for n, shape in ((size, "y"), (size // 2, "y"), (size // 2, "dx"), (size // 2, "dw"), (size // 2, "y bias"),
+                         (size // 2, "y bias relu"), (size // 2, "dw row sums")):
             a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+            v = torch.full((n,), 0.5, device=device, dtype=dtype)
             job = f"product {name} {n} {shape}"
-            jobs[job], sizes[job] = product(a, b, torch.empty_like(a), shape), n
+            jobs[job], sizes[job] = product(a, b, torch.empty_like(a), v, shape), n
         for job, seconds in measure(device, jobs, 0.02).items():
             say(job, 2e-12 * sizes[job] ** 3 / seconds, "TFLOP/s")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -221,9 +234,9 @@ def mlp(width, device, dtype):
     return torch.nn.Sequential(*layers[:-1])
 
 
-def mlp_step(device, width, batch, autocast):
+def mlp_step(device, width, batch, autocast, wrap=lambda model: model):
     """f32 weights under autocast, which is PyTorch's mixed precision; or everything in bf16, which has no masters."""
-    model = mlp(width, device, torch.float32 if autocast else torch.bfloat16)
+    model = wrap(mlp(width, device, torch.float32 if autocast else torch.bfloat16))
     x, y = (torch.randn(batch, width, device=device, dtype=torch.float32 if autocast else torch.bfloat16)
             for _ in range(2))
     adamw = fused_adamw(model.parameters())
@@ -238,21 +251,36 @@ def mlp_step(device, width, batch, autocast):
     return step
 
 
+def say_mlp(name, device, width, batch, step):
+    seconds = measure(device, {name: step}, 0.1)[name]
+    say(name, 1e6 * seconds, "us")
+    say(f"{name} rate", 2 * (3 * LAYERS - 1) * batch * width * width / seconds * 1e-12, "TFLOP/s")
+
+
 def bench_mlp(device, width, batch):
-    flops = 2 * (3 * LAYERS - 1) * batch * width * width
     for name, autocast in (("mlp eager", True), ("mlp eager, no masters", False)):
-        seconds = measure(device, {name: mlp_step(device, width, batch, autocast)}, 0.1)[name]
-        say(name, 1e6 * seconds, "us")
-        say(f"{name} rate", flops / seconds * 1e-12, "TFLOP/s")
+        say_mlp(name, device, width, batch, mlp_step(device, width, batch, autocast))
+
+
+def bench_ddp(device, width, batch):
+    """The same under DistributedDataParallel, on one rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=0, world_size=1,
+                                             init_method=f"file://{folder}/store")
+        ids = [device.index or 0] if device.type == "cuda" else None
+        step = mlp_step(device, width, batch, True,
+                        lambda model: torch.nn.parallel.DistributedDataParallel(model, device_ids=ids))
+        say_mlp("mlp ddp eager", device, width, batch, step)
+        torch.distributed.destroy_process_group()
 
 
 # ---- BERT-base's encoder ----
 
-def encoder_step(device, batch, compiled, dropout):
-    """12 post-norm layers, bf16 autocast, as gpu-bench has it."""
+def encoder_step(device, batch, layers, compiled, dropout):
+    """Post-norm layers, bf16 autocast, as gpu-bench has them."""
     layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, dropout=dropout, activation="gelu", batch_first=True,
                                              device=device)
-    model = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
     run = torch.compile(model) if compiled else model
     x, y = (torch.randn(batch, 128, 768, device=device) for _ in range(2))
     adamw = fused_adamw(model.parameters())
@@ -267,17 +295,56 @@ def encoder_step(device, batch, compiled, dropout):
     return step
 
 
-def bench_encoder(device, batch, compile_too):
-    for name, compiled, dropout in (("encoder eager", False, 0.1), ("encoder without dropout eager", False, 0.0),
-                                    ("encoder compiled", True, 0.1)):
-        if compiled and not compile_too:
-            continue
-        try:
-            seconds = measure(device, {name: encoder_step(device, batch, compiled, dropout)}, 0.1)[name]
-        except (RuntimeError, TypeError, ValueError) as why:
-            print(f"({name}: {why})", file=sys.stderr)
-            continue
+def bench_encoder(device, batch):
+    for name, layers, dropout in (("encoder layer eager", 1, 0.1), ("encoder eager", 12, 0.1),
+                                  ("encoder without dropout eager", 12, 0.0)):
+        seconds = measure(device, {name: encoder_step(device, batch, layers, False, dropout)}, 0.1)[name]
         say(name, 1e6 * seconds, "us")
+
+
+def bench_compiled(device, batch):
+    for name, layers in (("encoder layer compiled", 1), ("encoder compiled", 12)):
+        seconds = measure(device, {name: encoder_step(device, batch, layers, True, 0.1)}, 0.1)[name]
+        say(name, 1e6 * seconds, "us")
+
+
+# ---- ResNet-50 ----
+
+def resnet_step(device, batch):
+    """bf16 autocast, channels last, as PyTorch's tuning guide has it; SGD fused."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench"))
+    from resnet_torch import CLASSES, ResNet # it needs numpy
+
+    model = ResNet(50).to(device, memory_format=torch.channels_last)
+    x = torch.randn(batch, 3, 224, 224, device=device).contiguous(memory_format=torch.channels_last)
+    y = 7 * torch.arange(batch, device=device) % CLASSES
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True)
+
+    def step():
+        sgd.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            scores = model(x)
+        torch.nn.functional.cross_entropy(scores.float(), y).backward()
+        sgd.step()
+
+    return step
+
+
+def bench_resnet(device, batch):
+    """With the algorithms that cuDNN's heuristics choose, and with those that it finds fastest by trial."""
+    ways = []
+    for torch.backends.cudnn.benchmark in (False, True):
+        ways.append(measure(device, {"resnet": resnet_step(device, batch)}, 0.1)["resnet"])
+    torch.backends.cudnn.benchmark = False
+    say("resnet eager", 1e6 * min(ways), "us")
+
+
+def attempt(bench, *args):
+    """What one PyTorch cannot do costs no other figure."""
+    try:
+        bench(*args)
+    except (ImportError, RuntimeError, TypeError, ValueError) as why:
+        print(f"({bench.__name__}: {type(why).__name__}: {why})", file=sys.stderr)
 
 
 def main():
@@ -288,7 +355,8 @@ def main():
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--compile", action="store_true", help="torch.compile's encoder too; minutes")
+    parser.add_argument("--pictures", type=int, default=64)
+    parser.add_argument("--compiled", action="store_true", help="torch.compile's encoder, and nothing else; minutes")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         print(f"PyTorch {torch.__version__} sees no GPU")
@@ -296,11 +364,16 @@ def main():
     device = torch.device(args.device)
     chip = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, {chip}")
+    if args.compiled:
+        attempt(bench_compiled, device, args.sequences)
+        return
     bench_passes(device, args.elements)
     bench_products(device, args.size)
     bench_quick_start(device)
     bench_mlp(device, args.width, args.batch)
-    bench_encoder(device, args.sequences, args.compile)
+    attempt(bench_ddp, device, args.width, args.batch)
+    attempt(bench_encoder, device, args.sequences)
+    attempt(bench_resnet, device, args.pictures)
 
 
 if __name__ == "__main__":

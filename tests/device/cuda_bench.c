@@ -19,7 +19,7 @@
 enum { SLICE = 1024, MAX_JOBS = 16 };
 
 static const double LONG_ENOUGH = 0.02; /* seconds of one timing */
-static const float FACTOR = 1.0f / 1024;
+static const float FACTOR = 1.0f / 1024, BIAS = 0.5f;
 static const struct cairn__rates RATES = {1e-3, 0.9};
 
 /* ---- what is timed ---- */
@@ -243,6 +243,25 @@ static double rounding(cairn_dtype t) {
     return t == CAIRN_F32 ? 0x1p-24 : t == CAIRN_F16 ? 0x1p-11 : 0x1p-8;
 }
 
+/* op(A)'s rows, some of them; a is A on the host. */
+static void check_row_sums(struct bench *b, const struct job *job, const void *a) {
+    const struct cairn__matmul *p = &job->product;
+    const size_t nbytes = (size_t)p->m * cairn__dtype(p->out_type)->nbytes;
+    void *sums = host_memory(nbytes);
+    done(cairn__device_download(b->d, sums, p->row_sums, nbytes));
+    for (int64_t e = 0; e < 16; e++) {
+        const int64_t row = e * 7919 % p->m;
+        double sum = 0, magnitude = 0;
+        for (int64_t i = 0; i < p->k; i++) {
+            const double term = element(a, p->in_type, p->trans_a ? i * p->m + row : row * p->k + i);
+            sum += term, magnitude += fabs(term);
+        }
+        const double bound = magnitude * (double)p->k * 0x1p-24 + fabs(sum) * rounding(p->out_type);
+        require(fabs(element(sums, p->out_type, row) - sum) <= bound, job->name);
+    }
+    cairn__free(sums);
+}
+
 /* Some entries beside their sums in double. f32 sums of k terms err by k * 2^-24 of the sum of magnitudes at most
  * (Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2), tf32 operands by 2^-11 each. */
 static void check_product(struct bench *b, const struct job *job) {
@@ -264,16 +283,20 @@ static void check_product(struct bench *b, const struct job *job) {
                                 element(hosts[1], p->in_type, p->trans_b ? col * p->k + i : i * p->n + col);
             sum += term, magnitude += fabs(term);
         }
+        if (p->bias) sum += BIAS, magnitude += BIAS;
+        if (p->relu) sum = fmax(sum, 0);
         const double got = element(hosts[2], p->out_type, row * p->n + col);
         const double bound = magnitude * ((double)p->k * 0x1p-24 + (job->tf32 ? 0x1p-10 : 0));
         require(fabs(got - sum) <= bound + fabs(sum) * rounding(p->out_type), job->name);
     }
+    if (p->row_sums) check_row_sums(b, job, hosts[0]);
     for (int i = 0; i < 3; i++) cairn__free(hosts[i]);
 }
 
 struct shape {
     const char *name; /* as torch.nn.Linear has them: y = x W^T, dx = dy W, dW = dy^T x */
     bool trans_a, trans_b;
+    bool bias, relu, row_sums; /* in the product's epilogue; row_sums of dy^T are the bias's gradient */
 };
 
 /* Square products all: m = n = k, one memory for every type. */
@@ -292,30 +315,44 @@ static void add_job(struct job *job, const struct bench *b, const char *type, co
                                     .out_type = t,
                                     .a = b->x,
                                     .b = b->y,
+                                    .bias = shape->bias ? b->v : NULL,
+                                    .relu = shape->relu,
+                                    .row_sums = shape->row_sums ? b->v : NULL,
                                     .c = b->m}};
     snprintf(job->name, sizeof(job->name), "product %s %lld %s", type, (long long)size, shape->name);
 }
 
 static void bench_type(struct bench *b, const char *name, cairn_dtype t, bool tf32, int64_t size) {
-    static const struct shape shapes[] = {{"y", false, true}, {"dx", false, false}, {"dw", true, false}};
-    struct job jobs[4];
+    static const struct shape shapes[] = {{.name = "y", .trans_b = true},
+                                          {.name = "dx"},
+                                          {.name = "dw", .trans_a = true},
+                                          {.name = "y bias", .trans_b = true, .bias = true},
+                                          {.name = "y bias relu", .trans_b = true, .bias = true, .relu = true},
+                                          {.name = "dw row sums", .trans_a = true, .row_sums = true}};
+    enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
+    struct job jobs[1 + SHAPES];
     add_job(&jobs[0], b, name, &shapes[0], size, t, tf32);
-    for (int i = 0; i < 3; i++) add_job(&jobs[1 + i], b, name, &shapes[i], size / 2, t, tf32);
+    for (int i = 0; i < SHAPES; i++) add_job(&jobs[1 + i], b, name, &shapes[i], size / 2, t, tf32);
     const size_t n = (size_t)size * (size_t)size;
     b->d->passes->normal(b->d, t, b->x, n, 2, 0);
     b->d->passes->normal(b->d, t, b->y, n, 2, 1 << 16);
-    for (int i = 0; i < 4; i++) check_product(b, &jobs[i]);
-    run(b, jobs, 4);
+    for (int i = 0; i < 1 + SHAPES; i++) {
+        b->d->passes->fill(b->d, t, b->v, (size_t)size, BIAS);
+        check_product(b, &jobs[i]);
+    }
+    run(b, jobs, 1 + SHAPES);
 }
 
 static void bench_products(struct bench *b, int64_t size) {
     float **arrays[] = {&b->x, &b->y, &b->m};
     for (int i = 0; i < 3; i++) *arrays[i] = device_memory(b, (size_t)size * (size_t)size * sizeof(float));
+    b->v = device_memory(b, (size_t)size * sizeof(float));
     bench_type(b, "f32", CAIRN_F32, false, size);
     bench_type(b, "tf32", CAIRN_F32, true, size);
     bench_type(b, "f16", CAIRN_F16, false, size);
     bench_type(b, "bf16", CAIRN_BF16, false, size);
     for (int i = 0; i < 3; i++) cairn__device_free(b->d, *arrays[i]);
+    cairn__device_free(b->d, b->v);
 }
 
 int main(int argc, char **argv) {

@@ -14,6 +14,10 @@ ROOT, BUILD = map(os.path.abspath, sys.argv[1:3])
 PROGRAMS = "python3 sh bash env cat sleep echo".split()
 
 
+def has_module(name):
+    return os.path.exists(os.path.join(BUILD, f"tests/device/standin/libcairn_{name}.so"))
+
+
 class StandIn(unittest.TestCase):
     def setUp(self):
         top = tempfile.TemporaryDirectory()
@@ -46,6 +50,7 @@ class StandIn(unittest.TestCase):
         with open(os.path.join(self.top, "out/gpu-check.json"), encoding="utf-8") as f:
             report = json.load(f)
         results = {test["name"]: test["result"] for test in report["tests"]}
+        self.assertEqual(results.pop("convolutions by cuDNN"), "passed" if has_module("cudnn") else "skipped")
         self.assertEqual({name: result for name, result in results.items() if result != "passed"},
                          {"own operations on cuda": "skipped", "own optimizers on cuda": "skipped",
                           "a trainer with its own kernels on cuda": "skipped", "compute-sanitizer": "skipped"},
@@ -55,8 +60,9 @@ class StandIn(unittest.TestCase):
         self.assertTrue(report["stand_in"])
         self.assertIsNone(report["no_gpu"])
         self.assertGreater(report["passes_more"]["products"], 0)
-        for figure in "copy", "quick start graph", "mlp graph", "encoder graph":
+        for figure in "copy", "product bf16 32 y bias relu", "quick start graph", "encoder graph", "resnet graph":
             self.assertIn(figure, report["figures"]["cairn"])
+        self.assertEqual("mlp ddp graph" in report["figures"]["cairn"], has_module("nccl"))
         self.assertIn("products in the benchmarks a pass more took", done.stdout)
 
 

@@ -1,10 +1,11 @@
-/* Whole training steps on a GPU, called and as a graph: the quick start, a deep MLP in bf16, and BERT-base's encoder in
- * bf16 (12 layers of 768, 12 heads, batch 64, 128 tokens). The losses are compared with the CPU's, or with a run of the
- * same steps, before a figure is printed.
+/* Whole training steps on a GPU, called and as a graph: the quick start, a deep MLP in bf16, alone and under ddp on one
+ * rank of NCCL, BERT-base's encoder in bf16 (12 layers of 768, 12 heads, batch 64, 128 tokens) and one layer of it, and
+ * ResNet-50 in bf16 (batch 64, 224 x 224). The losses are compared with the CPU's, or with a run of the same steps,
+ * before a figure is printed.
  *
  *     gpu-bench [device [width [batch]]]          cuda; six layers of 4096, batch 4096
  *
- * Where a width is given the encoder is small, too: a try.
+ * Where a width is given encoder and ResNet are small, too: a try.
  *
  * Prints "name = value unit", medians of ROUNDS rounds. The MLP's TFLOP/s count its products alone: forward, weight
  * gradients, and input gradients of every layer but the first, 2 * batch * width^2 each. */
@@ -16,6 +17,7 @@
 
 #include <cairn/graph.h>
 
+#include "../../examples/resnet/resnet.h"
 #include "bench.h"
 #include "core/trace.h"
 #include "device/device.h"
@@ -111,57 +113,123 @@ static void bench_quick_start(const char *device) {
     destroy(&way[1]), destroy(&way[0]), destroy(&cpu);
 }
 
-static void create_mlp(struct way *w, const char *device, int64_t width, int64_t batch, bool recorded) {
-    const struct amp_options *level = amp_options(.opt_level = AMP_O2, .half_type = CAIRN_BF16, .verbosity = -1);
-    done(trainer_create_mlp(&w->trainer, device, LAYERS, width, batch, level));
-    if (recorded) record(w);
+static const struct amp_options *bf16_level(void) {
+    static struct amp_options level;
+    level = *amp_options(.opt_level = AMP_O2, .half_type = CAIRN_BF16, .verbosity = -1);
+    return &level;
 }
 
-static void bench_mlp(const char *device, int64_t width, int64_t batch) {
-    static const char *names[] = {"mlp eager", "mlp graph"};
+/* What is trained, in bf16 at O2, and what its losses must be. */
+struct net {
+    const char *name, *device;
+    void (*create)(struct trainer *t, const struct net *net);
+    int64_t size, batch;
+    double dropout;
+    float above, below; /* the first loss and the last */
+    bool falls;         /* the last is below the first */
+    double flops;       /* of a step's products; 0 = no rate is printed */
+};
+
+static void create_mlp(struct trainer *t, const struct net *net) {
+    done(trainer_create_mlp(t, net->device, LAYERS, net->size, net->batch, bf16_level()));
+}
+
+/* size: layers. */
+static void create_encoder(struct trainer *t, const struct net *net) {
+    const int layers = (int)net->size;
+    done(net->batch < 64
+             ? trainer_create_encoder(t, net->device, layers, 32, 2, net->batch, 8, net->dropout, bf16_level())
+             : trainer_create_encoder(t, net->device, layers, 768, 12, net->batch, 128, net->dropout, bf16_level()));
+}
+
+/* size: of its pictures. One batch again and again, whose classes any net learns by heart. */
+static void create_resnet(struct trainer *t, const struct net *net) {
+    const bool is_small = net->batch < 64;
+    const int64_t classes = is_small ? 10 : 1000;
+    int64_t labels[64];
+    struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
+    sgd.lr = 0.01, sgd.momentum = 0.9, sgd.weight_decay = 1e-4;
+    for (int64_t i = 0; i < net->batch; i++) labels[i] = 7 * i % classes;
+    done(cairn_env_create(NULL, NULL, cairn_env_options(.device = net->device), &t->env));
+    t->x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(net->batch, 3, net->size, net->size));
+    t->y = cairn_tensor_from(t->env, CAIRN_I64, CAIRN_SHAPE(net->batch), labels);
+    t->model = resnet_create(t->env, &(struct resnet_options){.depth = is_small ? 18 : 50,
+                                                              .classes = classes,
+                                                              .width = is_small ? 8 : 0});
+    require(t->model != NULL, cairn_last_error());
+    done(cairn_sgd_create(cairn_module_params(t->model), &sgd, &t->optimizer));
+    done(amp_initialize(t->env, t->model, t->optimizer, bf16_level(), &t->amp));
+}
+
+/* NCCL's group of one rank on a GPU: every gradient goes through a bucket and a collective of NCCL's. */
+static cairn_status create_env_of_ranks(const char *device, cairn_env **env) {
+    const char *backend = strncmp(device, "cpu", 3) == 0 ? NULL : "nccl";
+    return cairn_env_create(NULL, NULL, cairn_env_options(.device = device, .backend = backend), env);
+}
+
+static void create_ddp_mlp(struct trainer *t, const struct net *net) {
+    done(create_env_of_ranks(net->device, &t->env));
+    create_mlp(t, net);
+    done(ddp_create(t->model, cairn_env_group(t->env), NULL, &t->net));
+}
+
+/* The loss after a few steps, and prints what each takes. */
+static float bench_way(const struct net *net, bool recorded) {
+    struct way w = {.graph = NULL};
+    char name[64];
+    snprintf(name, sizeof(name), "%s %s", net->name, recorded ? "graph" : "eager");
+    net->create(&w.trainer, net);
+    if (recorded) record(&w);
+    step(&w);
+    const float first = loss_of(&w);
+    steps(&w, 2 * CAIRN_GRAPH_WARMUP);
+    const float last = loss_of(&w);
+    require(first > net->above && first < net->below && last > net->above && last < net->below, name);
+    require(!net->falls || last < first, name);
+    if (!recorded || cairn_graph_is_recorded(w.graph)) {
+        const double each = seconds(&w);
+        printf("%s = %.1f us\n", name, 1e6 * each);
+        if (net->flops > 0) printf("%s rate = %.2f TFLOP/s\n", name, net->flops / each * 1e-12);
+        if (recorded) print_nodes(name, &w);
+        fflush(stdout);
+    }
+    destroy(&w);
+    return last;
+}
+
+/* Called, then replayed: one after the other, since two would need the memory twice. */
+static float bench(const struct net *net) {
+    const float called = bench_way(net, false);
+    require(called == bench_way(net, true), "replayed steps are other steps");
+    return called;
+}
+
+static bool has_nccl(const char *device) {
+    cairn_env *env = NULL;
+    const cairn_status st = create_env_of_ranks(device, &env);
+    if (st == CAIRN_ENOTBUILT) printf("no figure of ddp: %s\n", cairn_last_error());
+    else done(st);
+    cairn_env_destroy(&env);
+    return st == CAIRN_OK;
+}
+
+static void bench_nets(const char *device, bool is_small, int64_t width, int64_t batch) {
     const double flops = 2.0 * (3 * LAYERS - 1) * (double)batch * (double)width * (double)width;
-    float first = 0, last[2] = {0};
-    for (int i = 0; i < 2; i++) { /* one after the other: two would need the memory twice */
-        struct way w = {.graph = NULL};
-        create_mlp(&w, device, width, batch, i == 1);
-        step(&w);
-        first = loss_of(&w);
-        steps(&w, 2 * CAIRN_GRAPH_WARMUP);
-        last[i] = loss_of(&w);
-        require(first > 0.5f && first < 2 && last[i] < first, "the MLP's loss does not fall");
-        if (i == 0 || cairn_graph_is_recorded(w.graph)) {
-            const double each = seconds(&w);
-            printf("%s = %.1f us\n%s rate = %.2f TFLOP/s\n", names[i], each * 1e6, names[i], flops / each * 1e-12);
-            if (i == 1) print_nodes(names[i], &w);
-        }
-        destroy(&w);
+    const int64_t sequences = is_small ? 2 : 64, layers = is_small ? 2 : 12, pictures = is_small ? 4 : 64;
+    const struct net mlp = {"mlp", device, create_mlp, width, batch, 0, 0, 2, true, flops};
+    struct net ddp = mlp;
+    const struct net others[] = {
+        {"encoder layer", device, create_encoder, 1, sequences, 0.1, 0.1f, 10, false, 0},
+        {"encoder", device, create_encoder, layers, sequences, 0.1, 0.1f, 10, false, 0},
+        {"encoder without dropout", device, create_encoder, layers, sequences, 0, 0.1f, 10, false, 0},
+        {"resnet", device, create_resnet, is_small ? 16 : 224, pictures, 0, 0, 20, true, 0},
+    };
+    const float alone = bench(&mlp);
+    if (has_nccl(device)) {
+        ddp.name = "mlp ddp", ddp.create = create_ddp_mlp;
+        require(bench(&ddp) == alone, "the MLP is another MLP under ddp");
     }
-    require(last[0] == last[1], "a replayed MLP is another MLP");
-}
-
-static void create_encoder(struct way *w, const char *device, bool small, double dropout) {
-    const struct amp_options *level = amp_options(.opt_level = AMP_O2, .half_type = CAIRN_BF16, .verbosity = -1);
-    done(small ? trainer_create_encoder(&w->trainer, device, 2, 32, 2, 2, 8, dropout, level)
-               : trainer_create_encoder(&w->trainer, device, 12, 768, 12, 64, 128, dropout, level));
-}
-
-/* With dropout, as BERT trains, and without; called, then replayed. */
-static void bench_encoder(const char *device, bool small) {
-    static const char *names[] = {"encoder eager", "encoder graph", "encoder without dropout eager",
-                                  "encoder without dropout graph"};
-    float last[4] = {0};
-    for (int i = 0; i < 4; i++) {
-        struct way w = {.graph = NULL};
-        create_encoder(&w, device, small, i < 2 ? 0.1 : 0);
-        if (i % 2 == 1) record(&w);
-        steps(&w, 2 * CAIRN_GRAPH_WARMUP);
-        last[i] = loss_of(&w);
-        require(last[i] > 0.1f && last[i] < 10, "the encoder's loss is no loss");
-        if (i % 2 == 0 || cairn_graph_is_recorded(w.graph)) printf("%s = %.1f us\n", names[i], 1e6 * seconds(&w));
-        if (i % 2 == 1 && cairn_graph_is_recorded(w.graph)) print_nodes(names[i], &w);
-        destroy(&w);
-    }
-    require(last[0] == last[1] && last[2] == last[3], "a replayed encoder is another encoder");
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) bench(&others[i]);
 }
 
 int main(int argc, char **argv) {
@@ -177,7 +245,6 @@ int main(int argc, char **argv) {
     printf("%s\nmedians of %d rounds\n", cairn_device_describe(cairn_env_device(probe.trainer.env)), ROUNDS);
     destroy(&probe);
     bench_quick_start(device);
-    bench_mlp(device, width, batch);
-    bench_encoder(device, argc > 2);
+    bench_nets(device, argc > 2, width, batch);
     return 0;
 }
