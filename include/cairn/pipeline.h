@@ -42,15 +42,18 @@
  * Memory      A stage holds what backward needs of the micro-batches whose forward it has run and whose backward it has
  *             not: all of them with GPipe, at most (stages - stage) with 1F1B. Beside it, until the step ends, about
  *             700 bytes on the host for each operation of each micro-batch.
- * Waiting     On GPUs a step waits where it begins, for the ranks to agree on the batch, and for *loss; the first one
- *             with such a batch for every message. Messages have streams of their own, one for each neighbour and
- *             direction: whatever waits for a message is behind it in no queue, so that no schedule can stop.
+ * Waiting     On GPUs a call waits where it begins, for the ranks to agree on the batch; the first one with such a
+ *             batch waits for every message. Where the last rank wants *loss or *output, every rank's call also waits
+ *             at its end, for all GPUs. Messages have streams of their own, one for each neighbour and direction:
+ *             whatever waits for a message is behind it in no queue, so that no schedule can stop.
  * Failures    What a rank finds wrong before a step fails on all ranks, and the pipeline goes on. What fails within one
  *             ends the pipeline: the other ranks return CAIRN_EPEER with that rank's sentence, over NCCL CAIRN_ETIMEOUT
- *             once the group's timeout is over; gradients are then incomplete, and cairn_step refuses them. On GPUs a
- *             rank that has queued its part may have returned CAIRN_OK before, and one behind it, too, with a *loss of
- *             what that rank's GPU went on to send; without amp and clipping their cairn_step is queued, and their
- *             next call of the pipeline fails: go on from a checkpoint. The group given to create lives on.
+ *             once the group's timeout is over, or twice that for a rank behind another one that waited; gradients are
+ *             then incomplete, and cairn_step refuses them. On GPUs no rank returns CAIRN_OK from a call that gives the
+ *             last rank a *loss or an *output and in which a stage failed. In a step without *loss a rank that has
+ *             queued its part may have returned CAIRN_OK before another one failed: without amp and clipping its
+ *             cairn_step is queued, and its next call of the pipeline fails: go on from a checkpoint. The group given
+ *             to create lives on.
  * Threads     one thread an environment, as everything of it.
  * Source      torch.distributed.pipelining (PipelineStage, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B); Huang
  *             et al., "GPipe", 2019; Narayanan et al., "Efficient Large-Scale Language Model Training", 2021. */
@@ -125,11 +128,12 @@ CAIRN_API void cairn_pipeline_destroy(cairn_pipeline **pipeline);
  *
  *   input   [rows, ...] on the rank with the first stage; NULL elsewhere
  *   target  [rows, ...] on the rank with the last stage; NULL elsewhere
- *   loss    out: the mean over the batch, on the rank with the last stage; or NULL, where it is not needed: on a GPU
- *           it is waited for
+ *   loss    out: the mean over the batch, on the rank with the last stage; or NULL, where it is not needed: on GPUs
+ *           all ranks wait for it, so read it once in a while
  *
  * Collective. Results that the step makes end with it; those of the program stay, but for a rank without an optimizer,
- * whose step is over (cairn_release_results). Returns when this rank's part is done.
+ * whose step is over (cairn_release_results). Returns when this rank's part is done; on GPUs when it is queued, or with
+ * *loss when every rank's is done.
  * Errors: CAIRN_EINVAL an argument, here or (CAIRN_EPEER) on another rank: nothing was done; others end the
  * pipeline. */
 CAIRN_API cairn_status cairn_pipeline_step(cairn_pipeline *pipeline, cairn_tensor *input, cairn_tensor *target,

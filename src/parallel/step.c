@@ -18,10 +18,12 @@ struct run {
     cairn_tensor *input, *target;
     int64_t rows, split;
     int micro_batches;
-    double *loss; /* NULL = not wanted, or another rank's */
+    bool wants_loss; /* here; on the last rank alone */
+    double loss;     /* the mean over the batch, once it was read */
     cairn_dtype loss_type;
-    uint64_t terms;        /* a hash of what all ranks have said */
     cairn_tensor **output; /* NULL = not wanted */
+    uint64_t terms;        /* a hash of what all ranks have said */
+    bool has_results;      /* the last rank is to return a loss or an output */
 };
 
 /* ---- before: all ranks agree on what comes ---- */
@@ -29,8 +31,9 @@ struct run {
 struct call {
     int64_t status;                /* of what the rank checked by itself */
     int64_t trains, rows, targets; /* targets: rows of the target; -1 = none is given */
-    uint64_t largest;              /* bytes of an array sent so far */
-    uint64_t shapes;               /* a hash of what shapes of messages follow from, beside numbers of rows */
+    int64_t has_results;
+    uint64_t largest; /* bytes of an array sent so far */
+    uint64_t shapes;  /* a hash of what shapes of messages follow from, beside numbers of rows */
 };
 
 static cairn_status check_rows(const cairn_pipeline *p, const cairn_tensor *t, const char *what, int64_t *rows) {
@@ -134,14 +137,15 @@ static cairn_status make_lists(struct run *r) {
     memset(p->flights, 0, count * sizeof(p->flights[0]));
     cairn__pipeline_plan(p->options.schedule, p->rank, p->ranks, p->chunks, r->micro_batches, p->actions);
     if (r->trains) p->in_flight = cairn__pipeline_plan_in_flight(p->actions, 2 * count);
-    if (r->loss && r->target) TRY(make_losses(r));
+    if (r->wants_loss) TRY(make_losses(r));
 out:
     return st;
 }
 
 static cairn_status begin(struct run *r, const char *name) {
     cairn_pipeline *p = r->p;
-    struct call all[CAIRN__MAX_RANKS], mine = {.trains = r->trains, .shapes = hash_shapes(r)};
+    struct call all[CAIRN__MAX_RANKS],
+        mine = {.trains = r->trains, .has_results = r->wants_loss || r->output, .shapes = hash_shapes(r)};
     uint64_t largest = 0;
     bool failed = false;
     cairn_status st = CAIRN_OK;
@@ -157,6 +161,7 @@ static cairn_status begin(struct run *r, const char *name) {
     TRY(cairn__hop_share(&p->back, (size_t)largest));
     cut(r, all[0].rows);
     r->terms = hash_terms(all, p->ranks);
+    r->has_results = all[p->ranks - 1].has_results != 0;
 out:
     return st;
 }
@@ -247,7 +252,7 @@ out:
 static cairn_status keep_loss(struct run *r, int m, const cairn_tensor *loss) {
     const cairn_dtype dtype = cairn_tensor_dtype(loss);
     const size_t nbytes = cairn_dtype_nbytes(dtype);
-    if (!r->loss) return CAIRN_OK;
+    if (!r->wants_loss) return CAIRN_OK;
     if (m == 0) r->loss_type = dtype;
     REQUIRE(dtype == r->loss_type, CAIRN_EINVAL, "pipeline: the loss of micro-batch %d is %s and that of the first %s",
             m, cairn_dtype_name(dtype), cairn_dtype_name(r->loss_type));
@@ -256,17 +261,17 @@ static cairn_status keep_loss(struct run *r, int m, const cairn_tensor *loss) {
 }
 
 /* The mean over the batch: once all is queued, since a GPU is waited for. */
-static cairn_status read_loss(const struct run *r) {
+static cairn_status read_loss(struct run *r) {
     cairn_status st = CAIRN_OK;
     cairn_tensor *losses = NULL;
     double *values = NULL, sum = 0;
-    if (!r->loss || !r->target) return CAIRN_OK;
+    if (!r->wants_loss) return CAIRN_OK;
     losses = cairn_tensor_over(r->p->env, r->loss_type, 1, (int64_t[]){r->micro_batches}, NULL, r->p->losses);
     if (!losses) return cairn__last_status();
     TRY(cairn__calloc((size_t)r->micro_batches, sizeof(values[0]), (void **)&values));
     TRY(cairn_tensor_read_as(losses, CAIRN_F64, values, (size_t)r->micro_batches));
     for (int m = 0; m < r->micro_batches; m++) sum += (double)rows_of(r, m) / (double)r->rows * values[m];
-    *r->loss = sum;
+    r->loss = sum;
 out:
     cairn__free(values);
     cairn_tensor_destroy(&losses);
@@ -409,6 +414,20 @@ out:
     return st;
 }
 
+/* Between GPUs, before a result is returned. A stream goes on once a lane that it waits for was aborted: so each rank
+ * waits for its GPU, checks its lanes, and only then meets the others. A rank that has failed does not come. */
+static cairn_status end_together(const struct run *r) {
+    cairn_pipeline *p = r->p;
+    cairn_status st = CAIRN_OK;
+    if (!p->ahead.has_lanes || !r->has_results) return CAIRN_OK;
+    TRY(cairn__device_synchronize(p->env->device));
+    TRY(cairn__lanes_check(&p->ahead));
+    TRY(cairn__lanes_check(&p->back));
+    TRY(cairn_barrier(p->channel));
+out:
+    return st;
+}
+
 /* Other ranks may wait in either channel; or, with their part done, for tied gradients or before their step. */
 static cairn_status fail(cairn_pipeline *p, cairn_status st) {
     if (st != CAIRN_EPEER && st != CAIRN_ETIMEOUT) cairn__fail_in(p->name);
@@ -438,6 +457,7 @@ static cairn_status run_step(struct run *r) {
     TRY(run_actions(r));
     TRY(cairn__ties_sum(p));
     if (!p->options.optimizer) TRY(cairn_release_results(p->env));
+    TRY(end_together(r));
 out:
     return st;
 }
@@ -449,11 +469,12 @@ cairn_status cairn_pipeline_step(cairn_pipeline *pipeline, cairn_tensor *input, 
                     .trains = true,
                     .input = input,
                     .target = has_last ? target : NULL,
-                    .loss = has_last ? loss : NULL};
+                    .wants_loss = has_last && target && loss};
     cairn_status st = CAIRN_OK;
     TRY(begin(&r, "cairn_pipeline_step"));
     st = run_step(&r);
     if (st != CAIRN_OK) return fail_step(&r, st);
+    if (r.wants_loss) *loss = r.loss;
 out:
     return st;
 }
@@ -466,7 +487,7 @@ cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tensor *input, 
     struct run r = {.p = pipeline,
                     .input = input,
                     .target = has_last ? target : NULL,
-                    .loss = has_last ? loss : NULL,
+                    .wants_loss = has_last && target && loss,
                     .output = output && has_last ? &made : NULL};
     cairn_status st = CAIRN_OK;
     TRY(begin(&r, "cairn_pipeline_eval"));
@@ -475,8 +496,10 @@ cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tensor *input, 
     if (st == CAIRN_OK) st = run_actions(&r);
     const cairn_status ended = cairn_no_grad_end(pipeline->env);
     if (st == CAIRN_OK) st = ended;
+    if (st == CAIRN_OK) st = end_together(&r);
     if (st != CAIRN_OK) cairn_tensor_destroy(&made);
     if (st != CAIRN_OK) return fail(pipeline, st);
+    if (r.wants_loss) *loss = r.loss;
     if (r.output) *output = made;
 out:
     return st;

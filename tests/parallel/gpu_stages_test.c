@@ -58,12 +58,15 @@ struct stage {
     cairn_pipeline *pipeline;
     cairn_tensor *x, *y;
     bool is_struck; /* the next forward does what the plan says */
+    int runs;       /* of what is checkpointed */
 };
 
-enum fault { FAILS = 1, GROWS, LEAVES, NEVER_COMES };
+enum fault { FAILS = 1, FAILS_IN_BACKWARD, GROWS, LEAVES, NEVER_COMES };
+enum call { STEP, STEP_WITHOUT_LOSS, EVAL };
 struct plan {
     enum fault fault;
     int victim;
+    enum call call;
 };
 
 static cairn_tensor *mean_square(void *ctx, cairn_tensor *output, cairn_tensor *target, int micro_batch) {
@@ -71,11 +74,28 @@ static cairn_tensor *mean_square(void *ctx, cairn_tensor *output, cairn_tensor *
     return cairn_mse_loss(output, target);
 }
 
+static cairn_tensor *misfit(cairn_tensor *y) {
+    return cairn_matmul(y, cairn_zeros(cairn__tensor_env(y), CAIRN_F32, CAIRN_SHAPE(COLUMNS + 1, 2)));
+}
+
 static cairn_tensor *misshape(void *ctx, cairn_module *module, cairn_tensor *input, int micro_batch) {
     const struct stage *s = ctx;
     cairn_tensor *y = cairn_module_forward(module, input);
-    if (!s->is_struck || micro_batch != 1) return y;
-    return cairn_matmul(y, cairn_zeros(cairn__tensor_env(y), CAIRN_F32, CAIRN_SHAPE(COLUMNS + 1, 2)));
+    return s->is_struck && micro_batch == 1 ? misfit(y) : y;
+}
+
+static cairn_tensor *misshape_again(void *ctx, cairn_tensor *const *inputs, int count) {
+    struct stage *s = ctx;
+    (void)count;
+    cairn_tensor *y = cairn_module_forward(s->module, inputs[0]);
+    return s->runs++ > 0 ? misfit(y) : y;
+}
+
+/* In the backward of the last micro-batch, when all stages have computed their forwards. */
+static cairn_tensor *misshape_late(void *ctx, cairn_module *module, cairn_tensor *input, int micro_batch) {
+    struct stage *s = ctx;
+    return s->is_struck && micro_batch == 3 ? cairn_checkpoint(misshape_again, s, &input, 1)
+                                            : cairn_module_forward(module, input);
 }
 
 static cairn_tensor *grow(void *ctx, cairn_module *module, cairn_tensor *input, int micro_batch) {
@@ -116,49 +136,82 @@ static char *step_well(struct stage *s, double *loss) {
 /* ---- waiting ---- */
 
 static pthread_barrier_t all_here;
-static unsigned long long counted[2];
 
-/* Calls by all ranks that wait in one step, once messages are known. */
+struct counting {
+    int n_microbatches;
+    bool has_loss;
+    unsigned long long waits; /* out: calls by all ranks that wait in one step, once messages are known */
+};
+
 static char *count_waits(cairn_env *env, void *ctx) {
-    const int which = *(const int *)ctx;
+    struct counting *c = ctx;
     struct stage s = {.module = NULL};
     unsigned long long before = 0;
-    EXPECT_OK(make_stage(env, which ? 16 : 4, NULL, &s));
+    double loss = 0;
+    EXPECT_OK(make_stage(env, c->n_microbatches, NULL, &s));
     for (int i = 0; i < 3; i++) PASS(step_well(&s, NULL));
     pthread_barrier_wait(&all_here);
     before = waits();
     pthread_barrier_wait(&all_here);
-    PASS(step_well(&s, NULL));
+    PASS(step_well(&s, c->has_loss ? &loss : NULL));
     pthread_barrier_wait(&all_here);
-    if (cairn_env_rank(env) == 0) counted[which] = waits() - before;
+    if (cairn_env_rank(env) == 0) c->waits = waits() - before;
     pthread_barrier_wait(&all_here);
     end_stage(&s);
     return NULL;
 }
 
+static unsigned long long waits_of(int n_microbatches, bool has_loss) {
+    struct counting c = {n_microbatches, has_loss, 0};
+    assert_int_equal(pthread_barrier_init(&all_here, NULL, (unsigned)num_ranks), 0);
+    run_ranks(num_ranks, count_waits, &c);
+    pthread_barrier_destroy(&all_here);
+    printf("%llu calls wait in a step of %d micro-batches %s its loss, on %d ranks\n", c.waits, n_microbatches,
+           has_loss ? "with" : "without", num_ranks);
+    return c.waits;
+}
+
+/* To agree on the batch words go up, and come down; with a loss each rank waits for its GPU, and the last one
+ * reads, by two calls. */
 static void the_host_waits_for_no_micro_batch(void **state) {
+    const unsigned long long ranks = (unsigned)num_ranks;
     (void)state;
-    for (int which = 0; which < 2; which++) {
-        assert_int_equal(pthread_barrier_init(&all_here, NULL, (unsigned)num_ranks), 0);
-        run_ranks(num_ranks, count_waits, &which);
-        pthread_barrier_destroy(&all_here);
-    }
-    printf("%llu calls wait in a step of 4 micro-batches, %llu of 16, on %d ranks\n", counted[0], counted[1],
-           num_ranks);
-    assert_true(counted[0] == counted[1]);
-    assert_true(counted[0] <= 2 * (unsigned)num_ranks); /* to agree on the batch: words go up, and come down */
+    const unsigned long long without_loss = waits_of(4, false);
+    assert_true(without_loss <= 2 * ranks && waits_of(16, false) == without_loss);
+    assert_true(waits_of(4, true) <= 3 * ranks + 2 && waits_of(16, true) <= 3 * ranks + 2);
 }
 
 /* ---- failures ---- */
 
-static char *fail_in_a_step(cairn_env *env, void *ctx) {
+static cairn_status call(struct stage *s, enum call call, double *loss, cairn_tensor **output) {
+    return call == EVAL ? cairn_pipeline_eval(s->pipeline, s->x, s->y, NULL, output)
+                        : cairn_pipeline_step(s->pipeline, s->x, s->y, call == STEP ? loss : NULL);
+}
+
+static char *expect_failed(const struct plan *plan, struct stage *s, cairn_status st, bool is_victim) {
+    if (plan->fault <= FAILS_IN_BACKWARD) EXPECT_SAYS("matmul");
+    if (plan->fault == GROWS) EXPECT_SAYS("micro-batch 1 sends has another shape or type than in the call before");
+    if (is_victim && plan->fault == GROWS) EXPECT(st == CAIRN_ENOTSUP);
+    if (!is_victim) EXPECT(st == CAIRN_EPEER || st == CAIRN_ETIMEOUT);
+    if (plan->fault <= GROWS && plan->call != EVAL) EXPECT(cairn_step(s->optimizer) == CAIRN_ESTATE);
+    cairn_zero_grad(s->optimizer);
+    return NULL;
+}
+
+static char *fail_in_a_call(cairn_env *env, void *ctx) {
+    static const cairn_pipeline_forward_fn forwards[] = {
+        [FAILS] = misshape, [FAILS_IN_BACKWARD] = misshape_late, [GROWS] = grow, [NEVER_COMES] = NULL};
     const struct plan *plan = ctx;
-    const int rank = cairn_env_rank(env);
-    const bool is_victim = rank == plan->victim;
+    const bool is_victim = cairn_env_rank(env) == plan->victim;
     struct stage s = {.module = NULL};
+    cairn_tensor *output = NULL;
     double loss = 0;
-    EXPECT_OK(make_stage(env, 4, plan->fault == GROWS ? grow : misshape, &s));
-    for (int i = 0; i < 2; i++) PASS(step_well(&s, &loss));
+    EXPECT_OK(make_stage(env, 4, forwards[plan->fault], &s));
+    for (int i = 0; i < 2; i++) {
+        cairn_zero_grad(s.optimizer);
+        EXPECT_OK(call(&s, plan->call, &loss, &output));
+        cairn_tensor_destroy(&output);
+    }
     if (is_victim && plan->fault == LEAVES) {
         end_stage(&s);
         return NULL;
@@ -170,37 +223,53 @@ static char *fail_in_a_step(cairn_env *env, void *ctx) {
     }
     s.is_struck = is_victim;
     cairn_zero_grad(s.optimizer);
+    loss = -1;
     const uint64_t begin_ns = cairn__now_ns();
-    const cairn_status st = cairn_pipeline_step(s.pipeline, s.x, s.y, &loss);
+    const cairn_status st = call(&s, plan->call, &loss, &output);
     EXPECT(cairn__now_ns() - begin_ns < UINT64_C(15000000000));
-    const bool is_done = st == CAIRN_OK; /* has queued its part, or got what a rank between sent after its own abort */
-    EXPECT(!is_done || !is_victim);
-    if (!is_done) {
-        if (plan->fault == FAILS) EXPECT_SAYS("matmul");
-        if (plan->fault == GROWS) EXPECT_SAYS("micro-batch 1 sends has another shape or type than in the call before");
-        if (is_victim && plan->fault == GROWS) EXPECT(st == CAIRN_ENOTSUP);
-        if (!is_victim) EXPECT(st == CAIRN_EPEER || st == CAIRN_ETIMEOUT);
-        if (plan->fault <= GROWS) EXPECT(cairn_step(s.optimizer) == CAIRN_ESTATE);
-        cairn_zero_grad(s.optimizer);
-    }
+    EXPECT(loss == -1 && !output);
+    EXPECT(st != CAIRN_OK || (plan->call == STEP_WITHOUT_LOSS && !is_victim)); /* which has queued its part */
+    if (st != CAIRN_OK) PASS(expect_failed(plan, &s, st, is_victim));
     EXPECT(cairn_pipeline_step(s.pipeline, s.x, s.y, NULL) != CAIRN_OK);
     end_stage(&s);
     return NULL;
 }
 
 /* Ranks are threads, as those of the stand-in for NCCL are. */
-static void a_fault_of_one_rank_ends_the_others_with_a_sentence(void **state) {
+static void strike(enum fault fault, int victim, enum call call) {
     static const struct cairn_env_options options = {.struct_size = sizeof(options), .seed = 7, .timeout = 3};
-    (void)state;
+    struct plan plan = {fault, victim, call};
     if (num_ranks == 1) skip();
-    for (int fault = FAILS; fault <= NEVER_COMES; fault++) {
-        for (int victim = 0; victim < num_ranks; victim++) {
-            struct plan plan = {(enum fault)fault, victim};
-            if (fault == GROWS && victim == num_ranks - 1) continue; /* whose output goes nowhere */
-            if (fault > GROWS && victim != 1) continue;
-            run_ranks_with(num_ranks, &options, fail_in_a_step, &plan);
-        }
+    run_ranks_with(num_ranks, &options, fail_in_a_call, &plan);
+}
+
+static void no_rank_has_the_loss_of_a_step_that_failed_on_one(void **state) {
+    (void)state;
+    for (int victim = 0; victim < num_ranks; victim++) {
+        strike(FAILS, victim, STEP);
+        if (victim < num_ranks - 1) strike(GROWS, victim, STEP); /* the last one's output goes nowhere */
     }
+}
+
+static void no_rank_has_the_loss_of_a_step_whose_last_backward_failed(void **state) {
+    (void)state;
+    strike(FAILS_IN_BACKWARD, 0, STEP);
+}
+
+static void no_rank_has_the_output_of_an_evaluation_that_failed_on_one(void **state) {
+    (void)state;
+    strike(FAILS, 0, EVAL);
+}
+
+static void a_step_without_loss_may_fail_with_the_next_call(void **state) {
+    (void)state;
+    strike(FAILS, 0, STEP_WITHOUT_LOSS);
+}
+
+static void a_rank_that_does_not_come_ends_the_others_with_a_sentence(void **state) {
+    (void)state;
+    strike(LEAVES, 1, STEP);
+    strike(NEVER_COMES, 1, STEP);
 }
 
 /* ---- what may change ---- */
@@ -246,7 +315,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(stages_give_the_bits_of_one_rank),
         cmocka_unit_test(the_host_waits_for_no_micro_batch),
         cmocka_unit_test(batches_may_differ_from_step_to_step),
-        cmocka_unit_test(a_fault_of_one_rank_ends_the_others_with_a_sentence),
+        cmocka_unit_test(no_rank_has_the_loss_of_a_step_that_failed_on_one),
+        cmocka_unit_test(no_rank_has_the_loss_of_a_step_whose_last_backward_failed),
+        cmocka_unit_test(no_rank_has_the_output_of_an_evaluation_that_failed_on_one),
+        cmocka_unit_test(a_step_without_loss_may_fail_with_the_next_call),
+        cmocka_unit_test(a_rank_that_does_not_come_ends_the_others_with_a_sentence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
