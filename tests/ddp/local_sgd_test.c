@@ -365,6 +365,8 @@ static char *average_without_memory(cairn_env *env, void *ctx) {
         PASS(begin_training(env, AMP_O0, NULL, &t));
         EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, NULL, &group));
         const int works = free_works_of(group);
+        const bool tells_why = strcmp(cairn_group_backend(group), "gloo") != 0; /* an exchange names the rank alone */
+        const bool knows_why = tells_why || cairn_env_rank(env) == 1;
         for (; works - count > 2; count++)
             EXPECT_OK(cairn_allreduce(group, &numbers[count], 1, CAIRN_I32, CAIRN_SUM, &held[count]));
         EXPECT_OK(cairn_barrier(cairn_env_group(env)));
@@ -372,7 +374,7 @@ static char *average_without_memory(cairn_env *env, void *ctx) {
         st = ddp_weights_average(t.net, 0, ddp_weights_average_options(.group = group));
         fail_in = 0;
         EXPECT(st == CAIRN_OK ? at > 2 : st == (cairn_env_rank(env) == 1 ? CAIRN_ENOMEM : CAIRN_EPEER));
-        EXPECT(st == CAIRN_OK || strstr(cairn_last_error(), cairn_env_rank(env) == 1 ? "memory" : "rank 1"));
+        EXPECT(st == CAIRN_OK || strstr(cairn_last_error(), knows_why ? "memory" : "rank 1"));
         EXPECT((free_works_of(group) + count) % works == 0);
         while (count > 0) (void)cairn_work_wait(&held[--count]);
         cairn_group_destroy(&group);
