@@ -1,45 +1,19 @@
 /* Ranks that share updates where memory runs out or a group dies: every other rank returns an error in time, and
  * nothing steps or broadcasts what is in parts. */
 #include "../failing_alloc.h"
-#include "../mlp.h"
-#include "../ranks.h"
 #include "comm/group.h"
-#include "core/status.h"
 #include "core/trace.h"
+#include "faults.h"
 
-enum { IN = 96, HIDDEN = 160, OUT = 8, ROWS = 4, AT_ONCE = 15 };
-
-struct training {
-    cairn_env *env;
-    cairn_module *model;
-    cairn_optimizer *optimizer;
-    amp_context *amp;
-    ddp_context *net;
-};
+enum { AT_ONCE = 15 };
 
 static cairn_status begin(struct training *t, cairn_env *env) {
     cairn_status st = CAIRN_OK;
-    *t = (struct training){.env = env, .model = make_mlp(env, IN, HIDDEN, OUT)};
-    TRY(cairn_adam_create(cairn_module_params(t->model), NULL, &t->optimizer));
-    TRY(amp_initialize(env, t->model, t->optimizer,
-                       amp_options(.opt_level = AMP_O2, .half_type = CAIRN_BF16, .verbosity = -1), &t->amp));
+    TRY(begin_training(t, env));
     TRY(ddp_create(t->model, cairn_env_group(env), ddp_options(.shard_optimizer = CAIRN_ON, .bucket_nbytes = 4000),
                    &t->net));
 out:
     return st;
-}
-
-static void end(struct training *t) {
-    ddp_destroy(&t->net);
-    amp_destroy(&t->amp);
-    cairn_optimizer_destroy(&t->optimizer);
-    cairn_module_destroy(&t->model);
-}
-
-static cairn_status backward(struct training *t) {
-    cairn_zero_grad(t->optimizer);
-    cairn_tensor *x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(ROWS, IN));
-    return amp_backward(t->amp, cairn_mean(ddp_forward(t->net, x)), t->optimizer);
 }
 
 /* ---- what stays in parts ---- */
@@ -70,7 +44,7 @@ static char *end_with_dead_group(cairn_env *env, void *ctx) {
     ddp_destroy(&t.net);
     EXPECT(t.net == NULL);
     PASS(expect_new_contexts_refused(&t));
-    end(&t);
+    end_training(&t);
     return NULL;
 }
 
@@ -107,7 +81,7 @@ static char *end_without_memory(cairn_env *env, void *ctx) {
         EXPECT(t.net == NULL);
         if (is_in_parts(&t)) PASS(expect_new_contexts_refused(&t));
         was_in_parts |= is_in_parts(&t);
-        end(&t);
+        end_training(&t);
     }
     EXPECT(was_kept && was_in_parts);
     return NULL;
@@ -127,7 +101,7 @@ static char *end_with_unequal_states(cairn_env *env, void *ctx) {
     ddp_destroy(&t.net);
     EXPECT(t.net == NULL && is_in_parts(&t));
     EXPECT_SAYS("destroyed its optimizer");
-    end(&t);
+    end_training(&t);
     return NULL;
 }
 
@@ -168,7 +142,7 @@ static char *fail_alone(cairn_env *env, void *ctx) {
         EXPECT_OK(cairn_allreduce(cairn_env_group(env), &failed, 1, CAIRN_I32, CAIRN_MAX, NULL));
         EXPECT_OK(cairn_allreduce(cairn_env_group(env), &runs_out, 1, CAIRN_I32, CAIRN_MAX, NULL));
         EXPECT((st != CAIRN_OK) == (failed != 0) && (!failed || words));
-        end(&t);
+        end_training(&t);
     }
     return NULL;
 }
@@ -209,7 +183,7 @@ static char *refuse_within_a_loss(cairn_env *env, void *ctx) {
     EXPECT_OK(backward(&t));
     EXPECT_OK(cairn_step(t.optimizer));
     EXPECT(cairn_optimizer_steps(t.optimizer) == 2);
-    end(&t);
+    end_training(&t);
     return NULL;
 }
 
@@ -232,7 +206,7 @@ static char *refuse_with_averages(cairn_env *env, void *ctx) {
         EXPECT_OK(cairn_averages_update(averages, t.optimizer));
     }
     cairn_averages_destroy(&averages);
-    end(&t);
+    end_training(&t);
     return NULL;
 }
 
@@ -250,7 +224,7 @@ static char *refuse_numbers(cairn_env *env, void *ctx) {
     EXPECT((double)(cairn__now_ns() - begin_ns) * 1e-9 < AT_ONCE);
     EXPECT_OK(cairn_clip_grad_norm(t.optimizer, 1, &norm));
     EXPECT_OK(cairn_step(t.optimizer));
-    end(&t);
+    end_training(&t);
     return NULL;
 }
 
@@ -281,7 +255,7 @@ static char *step_over_two(cairn_env *env, void *ctx) {
     EXPECT_REFUSED(cairn_clip_grad_norm(t.optimizer, 1, &norm), CAIRN_ENOTSUP, "shared by another");
     EXPECT_REFUSED(cairn_step(t.optimizer), CAIRN_ENOTSUP, "shared by another");
     ddp_destroy(&net);
-    end(&t);
+    end_training(&t);
     cairn_module_destroy(&other);
     cairn_group_destroy(&half);
     return NULL;

@@ -5,23 +5,13 @@
 #include "../comm/moments.h"
 
 #include "../failing_alloc.h"
-#include "../mlp.h"
-#include "../ranks.h"
 #include "core/philox.h"
+#include "faults.h"
 
-enum { IN = 96, HIDDEN = 160, OUT = 8, ROWS = 4, TIMEOUT = 3, LONGEST_WAIT_US = 60000 };
+enum { TIMEOUT = 3, LONGEST_WAIT_US = 60000 };
 
 /* s of slack beside the timeout: other tests run at the same time. */
 static const double SLACK = 10;
-
-struct training {
-    cairn_env *env;
-    cairn_group *subgroup;
-    cairn_module *model;
-    cairn_optimizer *optimizer;
-    amp_context *amp;
-    ddp_context *net;
-};
 
 static const struct way {
     const char *name;
@@ -75,31 +65,10 @@ static const struct way ways[] = {{"shared", share, clip_at_times, NULL, 2},
                                   {"powersgd", compress, NULL, NULL, 1},
                                   {"local", go_alone, NULL, average_at_times, 1}};
 
-static cairn_status begin(struct training *t) {
-    cairn_status st = CAIRN_OK;
-    t->model = make_mlp(t->env, IN, HIDDEN, OUT);
-    TRY(cairn_adam_create(cairn_module_params(t->model), NULL, &t->optimizer));
-    TRY(amp_initialize(t->env, t->model, t->optimizer,
-                       amp_options(.opt_level = AMP_O2, .half_type = CAIRN_BF16, .verbosity = -1), &t->amp));
-    TRY(way->begin_net(t));
-out:
-    return st;
-}
-
-static void end(struct training *t) {
-    ddp_destroy(&t->net);
-    amp_destroy(&t->amp);
-    cairn_optimizer_destroy(&t->optimizer);
-    cairn_module_destroy(&t->model);
-    cairn_group_destroy(&t->subgroup);
-}
-
 /* The context is made anew in each fifth step, by collectives of its own. */
 static cairn_status take_step(struct training *t, int step) {
     cairn_status st = CAIRN_OK;
-    cairn_zero_grad(t->optimizer);
-    cairn_tensor *x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(ROWS, IN));
-    TRY(amp_backward(t->amp, cairn_mean(ddp_forward(t->net, x)), t->optimizer));
+    TRY(backward(t));
     if (way->before_step) TRY(way->before_step(t, step));
     TRY(cairn_step(t->optimizer));
     if (way->after_step) TRY(way->after_step(t, step));
@@ -136,9 +105,10 @@ static int run_rank(int rank, int size, int port) {
     const struct cairn__launch launch = launch_at(rank, size, port);
     struct training t = {.env = NULL};
     MUST_OK(cairn__env_create_at(&launch, cairn_env_options(.seed = 7, .timeout = TIMEOUT), &t.env));
-    MUST_OK(begin(&t));
+    MUST_OK(begin_training(&t, t.env));
+    MUST_OK(way->begin_net(&t));
     tell(rank, train(&t, rank == board->moment.victim));
-    end(&t);
+    end_training(&t);
     cairn_env_destroy(&t.env);
     return t.net || t.env ? 1 : 0;
 }
