@@ -1,5 +1,5 @@
-/* What Cairn said from notices up, a line each, for cairn_set_log(keep_log, NULL). Ranks that are threads may speak at
- * once. */
+/* What Cairn said, a line each: from notices up, for cairn_set_log(keep_log, NULL), or all of it, for keep_whole_log.
+ * Ranks that are threads may speak at once. */
 #ifndef TESTS_KEPT_LOG_H
 #define TESTS_KEPT_LOG_H
 
@@ -11,14 +11,17 @@
 
 static char log_text[8192];
 
-static inline void keep_log(void *cookie, cairn_log_level level, const char *message) {
+static inline void keep_whole_log(void *cookie, cairn_log_level level, const char *message) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    (void)cookie;
-    if (level > CAIRN_LOG_NOTICE) return;
+    (void)cookie, (void)level;
     pthread_mutex_lock(&lock);
     const size_t used = strlen(log_text);
     snprintf(log_text + used, sizeof(log_text) - used, "%s\n", message);
     pthread_mutex_unlock(&lock);
+}
+
+static inline void keep_log(void *cookie, cairn_log_level level, const char *message) {
+    if (level <= CAIRN_LOG_NOTICE) keep_whole_log(cookie, level, message);
 }
 
 #endif

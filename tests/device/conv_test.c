@@ -10,59 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conv_sizes.h"
 #include "core/alloc.h"
 #include "core/dtype.h"
 #include "device/cpu/cpu.h"
-#include "device/math_passes.h"
-
-struct sizes {
-    const char *name;
-    int64_t n, c, h, w, k, r, s, groups, stride[2], padding[2], dilation[2], output_padding[2];
-    bool transposed;
-};
-
-static const struct sizes all[] = {
-    {"one pixel", 1, 1, 1, 1, 1, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"plain", 2, 3, 7, 9, 5, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"unequal everywhere", 2, 3, 9, 14, 4, 3, 2, 1, {2, 3}, {1, 0}, {2, 1}, {0, 0}, false},
-    {"stride leaves rows over", 2, 4, 8, 8, 4, 3, 3, 1, {2, 2}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"pointwise", 3, 19, 5, 5, 34, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"pointwise, large planes", 2, 32, 12, 12, 8, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"pointwise with stride", 2, 32, 6, 6, 48, 1, 1, 1, {2, 2}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"pointwise with padding", 2, 3, 4, 4, 4, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"depthwise", 2, 18, 6, 7, 18, 3, 3, 18, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"depthwise, two each", 2, 5, 6, 7, 10, 3, 3, 5, {1, 2}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"groups", 3, 8, 6, 6, 12, 3, 3, 4, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"groups of blocks", 2, 32, 6, 6, 64, 3, 3, 2, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"1-D", 2, 6, 1, 33, 8, 1, 5, 1, {1, 2}, {0, 2}, {1, 3}, {0, 0}, false},
-    {"few pixels, many weights", 3, 64, 2, 2, 96, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"first layer", 2, 3, 20, 20, 16, 7, 7, 1, {2, 2}, {3, 3}, {1, 1}, {0, 0}, false},
-    {"padding beyond the kernel", 2, 3, 3, 3, 4, 2, 2, 1, {2, 2}, {4, 3}, {1, 1}, {0, 0}, false},
-    {"several blocks of columns", 5, 3, 120, 120, 2, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"pointwise, one image, many channels", 1, 512, 7, 7, 256, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"large planes", 1, 16, 40, 40, 16, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"transposed", 2, 5, 4, 6, 3, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, true},
-    {"transposed with stride", 2, 6, 4, 5, 4, 3, 4, 2, {2, 3}, {1, 0}, {1, 2}, {1, 2}, true},
-    {"transposed, output padding beyond the stride", 2, 3, 4, 4, 5, 2, 2, 1, {1, 1}, {0, 0}, {3, 3}, {2, 2}, true},
-    {"transposed, wide", 2, 32, 5, 5, 32, 4, 4, 1, {2, 2}, {1, 1}, {1, 1}, {0, 0}, true},
-};
-enum { CASES = sizeof(all) / sizeof(all[0]) };
-
-static struct cairn__conv conv_of(const struct sizes *z) {
-    const int64_t taps[2] = {z->r, z->s}, size[2] = {z->h, z->w};
-    int64_t out[2];
-    for (int a = 0; a < 2; a++) {
-        const int64_t reach = z->dilation[a] * (taps[a] - 1) + 1;
-        out[a] = z->transposed ? (size[a] - 1) * z->stride[a] - 2 * z->padding[a] + reach + z->output_padding[a]
-                               : (size[a] + 2 * z->padding[a] - reach) / z->stride[a] + 1;
-    }
-    struct cairn__conv v = {.n = z->n, .c = z->c, .h = z->h, .w = z->w, .k = z->k, .r = z->r, .s = z->s};
-    v.p = out[0], v.q = out[1], v.groups = z->groups, v.transposed = z->transposed;
-    memcpy(v.stride, z->stride, sizeof(v.stride));
-    memcpy(v.padding, z->padding, sizeof(v.padding));
-    memcpy(v.dilation, z->dilation, sizeof(v.dilation));
-    return v;
-}
 
 /* Operands and results of one convolution, in one type. */
 enum { X, WEIGHT, BIAS, DY, Y, DX, DWEIGHT, DBIAS, ARRAYS };
@@ -134,7 +85,7 @@ static void every_type_is_near_the_loops_in_f64(void **state) {
     struct cairn_device *d = *state;
     static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
     for (int i = 0; i < CASES * 3; i++) {
-        const struct sizes *z = &all[i / 3];
+        const struct sizes *z = &conv_cases[i / 3];
         const struct cairn__conv v = conv_of(z);
         const cairn_dtype t = types[i % 3];
         struct arrays got = arrays_of(&v, t), want = arrays_of(&v, CAIRN_F64);
@@ -173,7 +124,7 @@ static double expected(const struct cairn__conv *v, const struct arrays *a, int6
 static void loops_compute_the_formula(void **state) {
     struct cairn_device *d = *state;
     for (int i = 0; i < CASES; i++) {
-        const struct cairn__conv v = conv_of(&all[i]);
+        const struct cairn__conv v = conv_of(&conv_cases[i]);
         if (v.transposed) continue;
         struct arrays a = arrays_of(&v, CAIRN_F64);
         draw(&a, CAIRN_F64, &a);
@@ -192,7 +143,7 @@ static void loops_compute_the_formula(void **state) {
 static void gradients_are_adjoint_to_the_forward(void **state) {
     struct cairn_device *d = *state;
     for (int i = 0; i < CASES; i++) {
-        const struct cairn__conv v = conv_of(&all[i]);
+        const struct cairn__conv v = conv_of(&conv_cases[i]);
         struct arrays a = arrays_of(&v, CAIRN_F64);
         double sums[3] = {0};
         draw(&a, CAIRN_F64, &a);
@@ -212,7 +163,7 @@ static void gradients_are_adjoint_to_the_forward(void **state) {
 static void equal_calls_give_equal_bits_and_allocate_nothing(void **state) {
     struct cairn_device *d = *state;
     for (int i = 0; i < CASES; i++) {
-        const struct cairn__conv v = conv_of(&all[i]);
+        const struct cairn__conv v = conv_of(&conv_cases[i]);
         struct arrays first = arrays_of(&v, CAIRN_F32), second = arrays_of(&v, CAIRN_F32),
                       unused = arrays_of(&v, CAIRN_F64);
         draw(&first, CAIRN_F32, &unused), draw(&second, CAIRN_F32, &unused);
@@ -230,7 +181,7 @@ static void threads_change_no_bits(void **state) {
     struct cairn_device *d = *state;
     static const cairn_dtype types[] = {CAIRN_F32, CAIRN_BF16};
     for (int i = 0; i < CASES * 2; i++) {
-        const struct cairn__conv v = conv_of(&all[i / 2]);
+        const struct cairn__conv v = conv_of(&conv_cases[i / 2]);
         const cairn_dtype t = types[i % 2];
         struct arrays one = arrays_of(&v, t), many = arrays_of(&v, t), unused = arrays_of(&v, CAIRN_F64);
         draw(&one, t, &unused), draw(&many, t, &unused);
@@ -240,7 +191,7 @@ static void threads_change_no_bits(void **state) {
         assert_int_equal(cairn_set_num_threads(1), CAIRN_OK);
         for (int a = Y; a < ARRAYS; a++) {
             if (memcmp(one.data[a], many.data[a], one.n[a] * cairn_dtype_nbytes(t)) != 0)
-                fail_msg("%s, %s, array %d", all[i / 2].name, cairn_dtype_name(t), a);
+                fail_msg("%s, %s, array %d", conv_cases[i / 2].name, cairn_dtype_name(t), a);
         }
         arrays_end(&one), arrays_end(&many), arrays_end(&unused);
     }

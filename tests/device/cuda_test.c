@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../kept_log.h"
 #include "core/alloc.h"
 #include "device/device.h"
 
@@ -292,14 +293,6 @@ static void row_sums_are_computed_without_a_fused_algorithm(void **state) {
     cairn__device_free(d, da), cairn__device_free(d, db), cairn__device_free(d, c), cairn__device_free(d, sums);
 }
 
-static char logged[4096];
-
-static void keep_log(void *cookie, cairn_log_level level, const char *message) {
-    const size_t used = strlen(logged);
-    (void)cookie, (void)level;
-    snprintf(logged + used, sizeof(logged) - used, "%s\n", message);
-}
-
 static void products_that_take_a_pass_more_are_logged_once_and_counted(void **state) {
     struct own *own = *state;
     struct cairn_device *d = own->device;
@@ -307,8 +300,8 @@ static void products_that_take_a_pass_more_are_logged_once_and_counted(void **st
     float *x = upload(d, ones, sizeof(ones)), *c = upload(d, ones, sizeof(ones)), got[2];
     struct cairn__matmul p = {
         .m = 1, .n = 2, .k = 2, .in_type = CAIRN_F32, .out_type = CAIRN_F32, .a = x, .b = x, .c = c};
-    cairn_set_log(keep_log, NULL);
-    logged[0] = '\0';
+    cairn_set_log(keep_whole_log, NULL);
+    log_text[0] = '\0';
     for (int i = 0; i < 5; i++) {
         p.bias = i == 0 ? NULL : x + i; /* the last one is aligned */
         assert_int_equal(cairn__device_matmul(d, &p), CAIRN_OK);
@@ -319,7 +312,7 @@ static void products_that_take_a_pass_more_are_logged_once_and_counted(void **st
     cairn__device_close(&own->device);
     cairn_set_log(NULL, NULL);
     assert_string_equal(
-        logged,
+        log_text,
         "cuda:0: a product of f32 [1, 2] and [2, 2] takes longer than it could: the bias is not aligned to 16 "
         "bytes, and is added by a pass\n"
         "products: 5; a pass more took 3 with a bias and 0 with row sums that are not aligned to 16 bytes, and 0 "

@@ -15,51 +15,21 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../kept_log.h"
+#include "conv_sizes.h"
 #include "core/alloc.h"
 #include "core/dtype.h"
 #include "device/device.h"
-#include "device/math_passes.h"
 
 static const char *modules;
 
-struct sizes {
-    const char *name;
-    int64_t n, c, h, w, k, r, s, groups, stride[2], padding[2], dilation[2], output_padding[2];
-    bool transposed;
-};
-
-static const struct sizes all[] = {
-    {"one pixel", 1, 1, 1, 1, 1, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"plain", 2, 3, 7, 9, 5, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"unequal everywhere", 2, 3, 9, 14, 4, 3, 2, 1, {2, 3}, {1, 0}, {2, 1}, {0, 0}, false},
-    {"stride leaves rows over", 2, 4, 8, 8, 4, 3, 3, 1, {2, 2}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"pointwise", 3, 9, 5, 5, 6, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false},
-    {"depthwise", 2, 6, 6, 7, 6, 3, 3, 6, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"groups", 3, 8, 6, 6, 12, 3, 3, 4, {1, 2}, {1, 1}, {1, 1}, {0, 0}, false},
-    {"1-D", 2, 6, 1, 33, 8, 1, 5, 1, {1, 2}, {0, 2}, {1, 3}, {0, 0}, false},
-    {"padding beyond the kernel", 2, 3, 3, 3, 4, 2, 2, 1, {2, 2}, {4, 3}, {1, 1}, {0, 0}, false},
-    {"transposed", 2, 5, 4, 6, 3, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, true},
-    {"transposed with stride", 2, 6, 4, 5, 4, 3, 4, 2, {2, 3}, {1, 0}, {1, 2}, {1, 2}, true},
-};
-enum { CASES = sizeof(all) / sizeof(all[0]) };
-
-static const struct sizes *const plain = &all[1];
+static const struct sizes *const plain = &conv_cases[1];
 
 static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
 
-static struct cairn__conv conv_of(const struct sizes *z, cairn_dtype t) {
-    const int64_t taps[2] = {z->r, z->s}, size[2] = {z->h, z->w};
-    int64_t out[2];
-    for (int a = 0; a < 2; a++) {
-        const int64_t reach = z->dilation[a] * (taps[a] - 1) + 1;
-        out[a] = z->transposed ? (size[a] - 1) * z->stride[a] - 2 * z->padding[a] + reach + z->output_padding[a]
-                               : (size[a] + 2 * z->padding[a] - reach) / z->stride[a] + 1;
-    }
-    struct cairn__conv v = {.dtype = t, .n = z->n, .c = z->c, .h = z->h, .w = z->w, .k = z->k, .r = z->r, .s = z->s};
-    v.p = out[0], v.q = out[1], v.groups = z->groups, v.transposed = z->transposed;
-    memcpy(v.stride, z->stride, sizeof(v.stride));
-    memcpy(v.padding, z->padding, sizeof(v.padding));
-    memcpy(v.dilation, z->dilation, sizeof(v.dilation));
+static struct cairn__conv conv_in(const struct sizes *z, cairn_dtype t) {
+    struct cairn__conv v = conv_of(z);
+    v.dtype = t;
     return v;
 }
 
@@ -162,7 +132,7 @@ static void assert_equal(const char *name, const struct arrays *got, const struc
 
 /* Against the CPU, whose sums are f32 too, rounded once. */
 static void assert_right(const struct sizes *z, struct cairn_device *d, cairn_dtype t, size_t offset) {
-    const struct cairn__conv v = conv_of(z, t);
+    const struct cairn__conv v = conv_in(z, t);
     struct cairn_device *cpu = NULL;
     assert_int_equal(cairn__device_open("cpu", 0, &cpu), CAIRN_OK);
     struct arrays got = arrays_of(d, &v), want = arrays_of(cpu, &v);
@@ -190,14 +160,6 @@ static unsigned long long by_cudnn(void) {
     return counted("standin_convolutions");
 }
 
-static char logged[8192];
-
-static void keep_log(void *cookie, cairn_log_level level, const char *message) {
-    const size_t used = strlen(logged);
-    (void)cookie, (void)level;
-    snprintf(logged + used, sizeof(logged) - used, "%s\n", message);
-}
-
 /* ---- a device ---- */
 
 struct own {
@@ -209,8 +171,8 @@ static int setup(void **state) {
     static struct own own;
     own.alive = cairn__alloc_counters().alive;
     *state = &own;
-    logged[0] = '\0';
-    cairn_set_log(keep_log, NULL);
+    log_text[0] = '\0';
+    cairn_set_log(keep_whole_log, NULL);
     setenv("CAIRN_MODULE_PATH", modules, 1);
     return cairn__device_open("cuda", 0, &own.device) == CAIRN_OK ? 0 : -1;
 }
@@ -230,18 +192,18 @@ static struct cairn_device *device_of(void **state) {
 
 static void assert_logged(const char *line, int times) {
     int found = 0;
-    for (const char *p = logged; (p = strstr(p, line)) != NULL; p++) found++;
-    if (found != times) fail_msg("%d times, not %d: \"%s\" in:\n%s", found, times, line, logged);
+    for (const char *p = log_text; (p = strstr(p, line)) != NULL; p++) found++;
+    if (found != times) fail_msg("%d times, not %d: \"%s\" in:\n%s", found, times, line, log_text);
 }
 
 /* ---- convolutions ---- */
 
 static void every_part_in_every_type_has_the_bits_of_the_cpu(void **state) {
     struct cairn_device *d = device_of(state);
-    for (int i = 0; i < CASES * 3; i++) {
+    for (int i = 0; i < SMALL_CASES * 3; i++) {
         const unsigned long long before = by_cudnn();
-        assert_right(&all[i / 3], d, types[i % 3], 0);
-        if (by_cudnn() != before + 3) fail_msg("%s: %llu of 3 parts", all[i / 3].name, by_cudnn() - before);
+        assert_right(&conv_cases[i / 3], d, types[i % 3], 0);
+        if (by_cudnn() != before + 3) fail_msg("%s: %llu of 3 parts", conv_cases[i / 3].name, by_cudnn() - before);
     }
     cairn__device_close(&((struct own *)*state)->device);
     assert_logged("cuda:0: convolutions go by cuDNN 9.", 1);
@@ -253,7 +215,7 @@ static void every_part_in_every_type_has_the_bits_of_the_cpu(void **state) {
 /* 1 + 2^-20 has more than 10 bits of fraction. */
 static void f32_keeps_its_bits_unless_tf32_is_allowed(void **state) {
     struct cairn_device *d = device_of(state);
-    const struct cairn__conv v = conv_of(&all[0], CAIRN_F32);
+    const struct cairn__conv v = conv_in(&conv_cases[0], CAIRN_F32);
     const double fine[1] = {1 + 0x1p-20}, one[1] = {1}, none[1] = {0};
     struct arrays a = arrays_of(d, &v);
     upload(&a, X, fine), upload(&a, WEIGHT, one), upload(&a, BIAS, none), upload(&a, DY, fine);
@@ -290,7 +252,7 @@ static void f64_and_what_cudnn_refuses_go_by_im2col(void **state) {
 
 static void bias_of_a_transposed_convolution_is_added_by_im2col(void **state) {
     struct cairn_device *d = device_of(state);
-    const struct cairn__conv v = conv_of(&all[9], CAIRN_BF16);
+    const struct cairn__conv v = conv_in(&conv_cases[9], CAIRN_BF16);
     const unsigned long long before = by_cudnn();
     struct arrays a = arrays_of(d, &v);
     struct cairn__conv bound = bound_to(&v, &a);
@@ -316,15 +278,15 @@ static void arrays_between_packs_go_by_im2col(void **state) {
 
 static void equal_calls_give_equal_bits_and_allocate_nothing(void **state) {
     struct cairn_device *d = device_of(state);
-    for (int i = 0; i < CASES; i++) {
-        const struct cairn__conv v = conv_of(&all[i], CAIRN_F16);
+    for (int i = 0; i < SMALL_CASES; i++) {
+        const struct cairn__conv v = conv_in(&conv_cases[i], CAIRN_F16);
         struct arrays first = arrays_of(d, &v), second = arrays_of(d, &v);
         draw(&first), draw(&second);
         compute(&v, &first);
         const uint64_t before = cairn__alloc_counters().allocations;
         compute(&v, &second);
         assert_int_equal(cairn__alloc_counters().allocations, before);
-        assert_equal(all[i].name, &second, &first);
+        assert_equal(conv_cases[i].name, &second, &first);
         arrays_end(&first), arrays_end(&second);
     }
 }
@@ -333,7 +295,7 @@ static void more_shapes_than_are_kept_give_right_convolutions(void **state) {
     struct cairn_device *d = device_of(state);
     for (int64_t w = 1; w <= 300; w++) {
         const struct sizes z = {"", 1, 1, 1, w, 1, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false};
-        const struct cairn__conv v = conv_of(&z, CAIRN_F32);
+        const struct cairn__conv v = conv_in(&z, CAIRN_F32);
         struct arrays a = arrays_of(d, &v);
         draw(&a);
         compute(&v, &a);
@@ -359,7 +321,7 @@ static void *record(struct cairn_device *d, const struct cairn__conv *v, const s
 
 static void recorded_convolution_replays_without_a_wait(void **state) {
     struct cairn_device *d = device_of(state);
-    const struct cairn__conv v = conv_of(plain, CAIRN_F16);
+    const struct cairn__conv v = conv_in(plain, CAIRN_F16);
     struct arrays got = arrays_of(d, &v), want = arrays_of(d, &v);
     draw(&got), draw(&want);
     compute(&v, &want);
@@ -376,14 +338,14 @@ static void recorded_convolution_replays_without_a_wait(void **state) {
 static void new_shape_in_a_recording_is_refused_and_the_next_call_computes(void **state) {
     struct cairn_device *d = device_of(state);
     for (int opened = 0; opened < 2; opened++) {
-        const struct cairn__conv v = conv_of(&all[opened], CAIRN_F32);
+        const struct cairn__conv v = conv_in(&conv_cases[opened], CAIRN_F32);
         struct arrays a = arrays_of(d, &v);
         draw(&a);
         assert_null(record(d, &v, &a, CAIRN_ESTATE));
         assert_string_equal(cairn_last_error(), "a graph is being recorded on cuda:0: a convolution of these sizes has "
                                                 "not run before; the step must do the same in every call");
         assert_int_equal(cairn__device_check(d), CAIRN_OK);
-        assert_right(&all[opened], d, CAIRN_F32, 0);
+        assert_right(&conv_cases[opened], d, CAIRN_F32, 0);
         arrays_end(&a);
     }
     assert_logged("goes by im2col", 0);
@@ -465,7 +427,7 @@ static void refusals_are_logged_once_and_counted(void **state) {
     for (int i = 0; i < 4; i++) {
         setenv("CAIRN_STANDIN_CUDNN", cases[i].mode, 1);
         assert_left(state, cases[i].why, "6 that cuDNN does not do, and 0 without memory");
-        logged[0] = '\0';
+        log_text[0] = '\0';
         assert_int_equal(cairn__device_open("cuda", 0, &((struct own *)*state)->device), CAIRN_OK);
     }
 }
@@ -479,7 +441,7 @@ static void workspace_beyond_the_bound_is_not_taken(void **state) {
 /* Memory that comes free later does not change the way of a shape. */
 static void workspace_that_there_is_no_memory_for_is_not_asked_for_again(void **state) {
     struct cairn_device *d = device_of(state);
-    const struct cairn__conv v = conv_of(plain, CAIRN_F32);
+    const struct cairn__conv v = conv_in(plain, CAIRN_F32);
     const unsigned long long before = by_cudnn();
     void *held = NULL;
     setenv("CAIRN_STANDIN_CUDNN_WORKSPACE", "201326592", 1);
@@ -500,7 +462,7 @@ static void workspace_that_there_is_no_memory_for_is_not_asked_for_again(void **
 
 static void failure_of_cudnn_is_the_devices(void **state) {
     struct cairn_device *d = device_of(state);
-    const struct cairn__conv v = conv_of(plain, CAIRN_F32);
+    const struct cairn__conv v = conv_in(plain, CAIRN_F32);
     struct arrays a = arrays_of(d, &v);
     setenv("CAIRN_STANDIN_CUDNN", "fail", 1);
     draw(&a);
