@@ -13,6 +13,7 @@
 #include <iterator>
 #include <link.h>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <stdio.h>
@@ -289,6 +290,8 @@ unsigned long long standin_shuffle(unsigned mask, unsigned long long given, unsi
 
 std::string standin_kernel_name(const void *kernel) {
     static std::map<const void *, std::string> names;
+    static std::mutex mutex; /* ranks that are threads launch at once */
+    const std::lock_guard<std::mutex> hold(mutex);
     const auto known = names.find(kernel);
     if (known != names.end()) return known->second;
     Dl_info info;
