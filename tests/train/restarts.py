@@ -4,7 +4,7 @@ bits of one that was left alone: the quick start and the training from files on 
 which has all there is.
 
 usage: restarts.py KILLS cairn-run PROGRAM...      programs: those of CASES; 08_train is skipped without NumPy.
-With CAIRN_TEST_SHORT in the environment each is killed twice."""
+With CAIRN_TEST_SHORT in the environment each is killed twice, and trainings under cairn-run have half the steps."""
 import contextlib
 import json
 import os
@@ -19,6 +19,7 @@ import time
 from digits import text_of_digits
 
 PATIENCE = 240  # seconds without a further step
+SHORT = "CAIRN_TEST_SHORT" in os.environ
 
 
 def all_steps(folder):
@@ -107,7 +108,7 @@ def wait_for_another(job, folder, every):
 
 def by_signals(cairn_run, program):
     """A warning to one rank saves on all; SIGTERM to the launcher saves and ends the training, which then goes on."""
-    steps, every = 6000, 500
+    steps, every = (3000, 250) if SHORT else (6000, 500)
     command = [cairn_run, "--nproc_per_node", "2", program, "--opt-level", "O2", "--steps", str(steps), "--save-every",
                str(every), "--checkpoint"]
     with tempfile.TemporaryDirectory() as folder:
@@ -153,8 +154,9 @@ def by_itself(program, options, kills, dice):
 
 
 def quick_start(cairn_run, program, kills, dice):
-    """At O2 in f16, whose dynamic scale overflows on the way."""
-    under_a_launcher(cairn_run, [program, "--opt-level", "O2", "--steps", "4000"], 4000, 50, kills, dice)
+    """At O2 in f16, whose dynamic scale grows after 2000 steps."""
+    steps = 2400 if SHORT else 4000
+    under_a_launcher(cairn_run, [program, "--opt-level", "O2", "--steps", str(steps)], steps, 50, kills, dice)
     by_signals(cairn_run, program)
 
 
@@ -162,7 +164,9 @@ def from_files(cairn_run, program, kills, dice):
     import train_example  # ends this script where there is no NumPy
     with tempfile.TemporaryDirectory() as folder:
         data = train_example.make_files(folder)
-        under_a_launcher(cairn_run, [program, data, "--opt-level", "O2"], 920, 10, kills, dice)
+        epochs = 10 if SHORT else 20
+        command = [program, data, "--opt-level", "O2", "--epochs", str(epochs)]
+        under_a_launcher(cairn_run, command, 46 * epochs, 10, kills, dice)
 
 
 def resnet(_, program, kills, dice):
@@ -179,7 +183,7 @@ CASES = {"01_linear_regression": quick_start, "06_resnet": resnet, "07_transform
 
 def main():
     kills, cairn_run, *programs = sys.argv[1:]
-    if os.environ.get("CAIRN_TEST_SHORT"):
+    if SHORT:
         kills = 2
     for program in programs:
         CASES[os.path.basename(program)](cairn_run, program, int(kills), random.Random(20241124))
