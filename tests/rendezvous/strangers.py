@@ -3,7 +3,8 @@ themselves. Each attack gets in where the run says that it trusts everybody (CAI
 
 usage: strangers.py CAIRN_RUN EXCHANGE QUICKSTART gloo|none
 
-Skipped where namespaces cannot be made, or nobody else can be asked (it needs root)."""
+Skipped where namespaces cannot be made, or nobody else can be asked (it needs root). With CAIRN_TEST_SHORT in the
+environment the store's share of the processors is that among 1500 strangers instead of 4500, of 600 steps of 2000."""
 import contextlib
 import os
 import re
@@ -20,7 +21,8 @@ CAIRN_RUN, EXCHANGE, QUICKSTART, GLOO = sys.argv[1:5]
 PYTHON = "/usr/bin/python3"  # that nobody may run
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 STEPS = 20
-LONG = 2000
+MANY = 4500
+LONG, CROWD = (600, 1500) if "CAIRN_TEST_SHORT" in os.environ else (2000, MANY)
 
 # Speaks the store's dialect of torch 2.2, without any proof. What it prints: one line for an attempt, "closed" or what
 # it got.
@@ -281,7 +283,7 @@ class TwoMachines(Strange):
             node_0 = self.start_node(0, *quickstart.command(steps=STEPS), secret=self.secret)
             if what != "alone":
                 self.wait_for_store()
-                strangers = self.hold()
+                strangers = self.hold(MANY)
             jobs = [node_0, self.start_node(1, *quickstart.command(steps=STEPS), secret=self.secret)]
             ends = self.watched(jobs, lambda kib: memory.update({what: max(memory[what], kib)}))
             for code, _, err in ends:
@@ -299,9 +301,9 @@ class TwoMachines(Strange):
             fields = stat.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def hold(self):
-        """4500 strangers that hold connections, an eighth of them new ones every half second."""
-        strangers = [self.stranger(machine, net.MACHINES[0].address, self.PORT, "hold", "2250")
+    def hold(self, count):
+        """Strangers that hold connections, an eighth of them new ones every half second."""
+        strangers = [self.stranger(machine, net.MACHINES[0].address, self.PORT, "hold", count // 2)
                      for machine in net.MACHINES]
         for s in strangers:
             self.assertEqual(s.stdout.readline(), "held\n", s.poll() is not None and s.stderr.read())
@@ -318,7 +320,7 @@ class TwoMachines(Strange):
         command = Quickstart(CAIRN_RUN, QUICKSTART).command(steps=LONG)
         node_0 = self.start_node(0, *command, secret=self.secret, ranks=1)
         self.wait_for_store()
-        strangers = self.hold()
+        strangers = self.hold(CROWD)
         if not while_held:
             self.end(strangers)
         begin, before = time.monotonic(), self.processor_seconds(node_0)
