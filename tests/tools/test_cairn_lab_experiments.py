@@ -17,10 +17,10 @@ SHORT = {
     "accumulate": ["--terms", "131072", "--runs", "256"],
     "allreduce-error": ["--ranks", "64", "--elements", "1024"],
     "gradients": ["--model", "mlp", "--steps", "20"],
-    "scale-sweep": ["--model", "conv", "--steps", "8"],
-    "scalers": ["--steps", "160", "--interval", "16"],
-    "masters": ["--steps", "150", "--rates", "8"],
-    "levels": ["--model", "mlp", "--steps", "200"],
+    "scale-sweep": ["--model", "conv", "--steps", "4"],
+    "scalers": ["--steps", "80", "--interval", "8"],
+    "masters": ["--steps", "100", "--rates", "6"],
+    "levels": ["--model", "mlp", "--steps", "100"],
     "overflow": ["--ranks", "3", "--steps", "4", "--step", "2"],
     "overlap": ["--repeats", "3", "--width", "64"],
 }
@@ -91,15 +91,12 @@ class Experiments(cases.InFolder):
         for row in self.rows("gradients", "lost"):
             self.assertAlmostEqual(float(row["predicted (%)"]), float(row["become 0 (%)"]), places=6)
 
-    def test_scale_sweep_repeats_and_finds_the_predicted_cliff(self):
+    def test_scale_sweep_repeats_and_finds_the_predicted_cliff_and_another_seed_is_another_sweep(self):
         self.repeats("scale-sweep")
         cliffs = [f for f in self.description("scale-sweep")["findings"] if "was predicted" in f["text"]]
         self.assertEqual([f["verdict"] for f in cliffs], ["holds"])
-
-    def test_scale_sweep_of_another_seed_is_another_one_that_holds(self):
-        self.run_short("scale-sweep", "a")
-        self.run_short("scale-sweep", "b", "--seed", "5")
-        self.assertNotEqual(self.rows("scale-sweep", "trainings-conv"), self.rows("scale-sweep", "trainings-conv", "b"))
+        self.run_short("scale-sweep", "c", "--seed", "5")
+        self.assertNotEqual(self.rows("scale-sweep", "trainings-conv"), self.rows("scale-sweep", "trainings-conv", "c"))
 
     def test_scalers_repeat_and_skip_what_is_over_the_limit(self):
         self.repeats("scalers")
