@@ -10,12 +10,11 @@ import tempfile
 PATIENCE = 90
 NAME = shutil.which("chromium") or shutil.which("chromium-browser")
 
-# Measures the page in a frame of a given width, since Chromium's own window is never narrower than 500 pixels; the
-# answer is the title that --dump-dom prints. Labels are measured as they are drawn.
-FRAME = """<!DOCTYPE html><html><head><meta charset="utf-8"><title></title></head><body style="margin:0">
-<iframe id="page" width="%d" height="2000" style="border:0" src="%s"></iframe><script>
-const frame = document.getElementById("page");
-frame.onload = () => {
+# Measures the page in frames of given widths, since Chromium's own window is never narrower than 500 pixels; the answer
+# is the title that --dump-dom prints. Labels are measured as they are drawn.
+FRAMES = """<!DOCTYPE html><html><head><meta charset="utf-8"><title></title></head><body style="margin:0">
+%s<script>
+const measure = frame => {
   const page = frame.contentDocument, overlaps = [], outside = [];
   let pictures = 0, letters = 1e9;
   for (const svg of page.querySelectorAll("figure svg:not(.swatch)")) {
@@ -34,11 +33,13 @@ frame.onload = () => {
         overlaps.push(boxes[j][0] + " / " + boxes[i][0]);
     }
   }
-  document.title = JSON.stringify({width: page.documentElement.scrollWidth, pictures, letters, overlaps, outside,
-                                   paper: getComputedStyle(page.body).backgroundColor});
+  return {width: page.documentElement.scrollWidth, pictures, letters, overlaps, outside,
+          paper: getComputedStyle(page.body).backgroundColor};
 };
+window.onload = () => document.title = JSON.stringify([...document.querySelectorAll("iframe")].map(measure));
 </script></body></html>
 """
+FRAME = '<iframe width="%d" height="2000" style="border:0" src="%s"></iframe>'
 
 
 def run(folder, *args):
@@ -51,15 +52,15 @@ def run(folder, *args):
     return done.stdout, done.stderr
 
 
-def measure(page, width, dark=False):
-    """(what FRAME finds, lines of the console) of a page that is so many pixels wide."""
+def measure(page, widths, dark=False):
+    """(what FRAMES finds for each width in pixels, lines of the console) of a page."""
     with tempfile.TemporaryDirectory() as folder:
         frame = os.path.join(folder, "frame.html")
         with open(frame, "w", encoding="utf-8") as out:
-            out.write(FRAME % (width, "file://" + os.path.abspath(page)))
+            out.write(FRAMES % "".join(FRAME % (width, "file://" + os.path.abspath(page)) for width in widths))
         more = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
         shown, said = run(folder, *more, "--window-size=1500,2000", "--dump-dom", "file://" + frame)
-        title = re.search(r"<title>({.*?})</title>", shown)
+        title = re.search(r"<title>(\[.*?\])</title>", shown)
         assert title, f"{NAME} has not shown {page}: {said[-2000:]}"
         console = [line for line in said.splitlines() if ":CONSOLE" in line]
         return json.loads(html.unescape(title.group(1))), console
