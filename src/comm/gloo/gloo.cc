@@ -176,6 +176,7 @@ class Pair : public gloo::transport::tcp::Pair {
     }
 
     void handleEvents(int events) override {
+        wait_for_lock();
         try {
             gloo::transport::tcp::Pair::handleEvents(events);
         } catch (...) {
@@ -184,6 +185,18 @@ class Pair : public gloo::transport::tcp::Pair {
     }
 
   private:
+    /* gloo returns at once where another thread has the lock, its loop gets the same event again, and so takes the
+     * processor from a holder that waits for one. A holder that closes this waits until gloo's thread is out of here,
+     * which therefore waits for MOST_NS alone. */
+    void wait_for_lock() noexcept {
+        enum { MOST_NS = 1000000, SECOND_NS = 1000000000 };
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += MOST_NS;
+        if (until.tv_nsec >= SECOND_NS) until.tv_sec++, until.tv_nsec -= SECOND_NS;
+        if (pthread_mutex_clocklock(m_.native_handle(), CLOCK_MONOTONIC, &until) == 0) m_.unlock();
+    }
+
     /* Another thread may have the lock for a moment, or, as it closes this, until gloo's thread is out of here. No
      * event would come again for bytes that were read. */
     void end_by(const std::exception_ptr &e) noexcept {
