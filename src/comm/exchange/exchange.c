@@ -455,6 +455,7 @@ static void destroy(cairn_group *group) {
         cairn__machine_end(&x->machine);
         cairn__exchange_free_flows(x);
         cairn__free(x->words);
+        cairn__free(x->short_staging);
         cairn__free(x->staging);
     }
     if (x->machine) cairn__machine_give_up(x->machine, "it ended the group in the midst of a transfer", false);

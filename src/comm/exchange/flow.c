@@ -27,11 +27,18 @@ out:
     return st;
 }
 
-static cairn_status make_room(struct exchange *x, const struct cairn__call *call, const struct exchange_shape *shape) {
+static cairn_status make_staging(struct exchange *x, bool is_short) {
+    if (is_short && !x->short_staging)
+        return cairn__alloc(EXCHANGE_AHEAD * EXCHANGE_SHORT_NBYTES, (void **)&x->short_staging);
+    return is_short || x->staging ? CAIRN_OK : cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging);
+}
+
+static cairn_status make_room(struct exchange *x, const struct cairn__call *call, const struct exchange_shape *shape,
+                              bool is_short) {
     cairn_status st = CAIRN_OK;
     if (cairn__call_is_message(call) && !x->lanes)
         TRY(cairn__calloc(2 * (size_t)x->group->size, sizeof(*x->lanes), (void **)&x->lanes));
-    if (shape && shape->stages && !x->staging) TRY(cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging));
+    if (shape && shape->stages) TRY(make_staging(x, is_short));
 out:
     return st;
 }
@@ -39,12 +46,15 @@ out:
 cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
     const struct cairn__call *call = &work->request.call;
     const struct exchange_shape *shape = cairn__exchange_shape(x, call);
+    const bool is_short = shape && cairn__exchange_staged_nbytes(x, shape, call) <= EXCHANGE_SHORT_NBYTES;
     struct flow *f = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(make_room(x, call, shape));
+    TRY(make_room(x, call, shape, is_short));
     TRY(take_flow(x, &f));
     f->work = work;
     f->shape = shape;
+    f->staging = is_short ? x->short_staging : x->staging;
+    f->stride = is_short ? EXCHANGE_SHORT_NBYTES : x->stride;
     if (shape) {
         f->per_block = cairn__exchange_per_block(x, shape, call);
         f->blocks = (call->n + f->per_block - 1) / f->per_block;

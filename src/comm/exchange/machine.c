@@ -318,8 +318,8 @@ static char *elements(const struct exchange_machine *m, const struct flow *f, si
 }
 
 /* A block's sums over this machine, then what comes of this rank's part of them from each other machine. */
-static float *sums(const struct exchange *x, size_t block) {
-    return (float *)(x->staging + block % EXCHANGE_AHEAD * x->stride);
+static float *sums(const struct flow *f, size_t block) {
+    return (float *)(f->staging + block % EXCHANGE_AHEAD * f->stride);
 }
 
 static size_t arrivals_at(const struct exchange_machine *m, const struct flow *f, int machine) {
@@ -420,11 +420,11 @@ static int owner_on(const struct exchange_machine *m, int machine) {
 static void scatter_sums(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t) {
     struct exchange_machine *m = x->machine;
     t->kind = CAIRN__MOVE_ALLTOALL;
-    t->src = t->dst = sums(x, block);
+    t->src = t->dst = sums(f, block);
     if (m->owned == NOT_OWNER) return;
     const struct piece slice = slice_of(m, f, block, m->owned), own = subslice_of(m, f, block, m->number);
     for (int i = 0; i < m->count; i++) x->srcs[i] = elements(m, f, block, i) + slice.at * width_of(f);
-    cairn__sum_of_machine(x->kernels, (cairn_dtype)request_of(f)->call.dtype, sums(x, block), x->srcs, m->ranks,
+    cairn__sum_of_machine(x->kernels, (cairn_dtype)request_of(f)->call.dtype, sums(f, block), x->srcs, m->ranks,
                           m->count, slice.n, request_of(f)->nonfinite);
     for (int k = 0; k < layout_of(x)->machines; k++) {
         if (k == m->number) continue;
@@ -442,7 +442,7 @@ static void combine_sums(struct exchange *x, const struct flow *f, size_t block)
     const struct cairn__request *q = request_of(f);
     if (m->owned == NOT_OWNER) return;
     const struct piece slice = slice_of(m, f, block, m->owned), own = subslice_of(m, f, block, m->number);
-    const float *const here = sums(x, block);
+    const float *const here = sums(f, block);
     for (int k = 0; k < layout_of(x)->machines; k++)
         m->partials[k] = here + (k == m->number ? own.at - slice.at : arrivals_at(m, f, k));
     cairn__sum_of_machines(x->kernels, (cairn_dtype)q->call.dtype,
@@ -478,6 +478,10 @@ const struct exchange_shape cairn__machine_allreduce = {.first = scatter_sums,
                                                         .may_end = may_end,
                                                         .per_block = BLOCK_ELEMENTS};
 
+size_t cairn__machine_staged_nbytes(size_t n, int size) {
+    return 2 * (n + 2 * (size_t)size * SLICE_ELEMENTS) * sizeof(float);
+}
+
 size_t cairn__machine_stride(void) {
-    return 2 * (BLOCK_ELEMENTS + 2 * CAIRN__MAX_RANKS * SLICE_ELEMENTS) * sizeof(float);
+    return cairn__machine_staged_nbytes(BLOCK_ELEMENTS, CAIRN__MAX_RANKS);
 }

@@ -50,7 +50,8 @@ void cairn__machine_sleep(struct exchange_machine *machine, uint32_t seen);
 void cairn__machine_get_up(struct exchange_machine *machine);
 void cairn__machine_wake(void *machine);
 
-/* Of x->staging. */
+/* What a block of n elements needs of a slot, on groups of so many ranks; and the longest. */
+size_t cairn__machine_staged_nbytes(size_t n, int size);
 size_t cairn__machine_stride(void);
 extern const struct exchange_shape cairn__machine_allreduce;
 

@@ -12,7 +12,10 @@
 #include "core/clock.h"
 #include "kernels/kernels.h"
 
-enum { EXCHANGE_AHEAD = 2 /* blocks whose first transfer may be under way */ };
+enum {
+    EXCHANGE_AHEAD = 2,              /* blocks whose first transfer may be under way */
+    EXCHANGE_SHORT_NBYTES = 64 << 10 /* a slot of short calls */
+};
 
 /* What ranks exchange about a call before, or instead of, moving arrays. */
 struct exchange_word {
@@ -32,7 +35,7 @@ struct exchange_shape {
     void (*second)(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t);
     void (*begin)(struct exchange *x, const struct flow *f); /* once, before the first block */
     bool parts;  /* arrays are one part of n elements for each rank: blocks are of a part */
-    bool stages; /* needs x->staging */
+    bool stages; /* needs staging */
     /* Of what ranks of one machine do in shared memory (machine.h): all or none. */
     void (*take_turn)(struct exchange *x, struct flow *f); /* as far as it goes, before transfers are started */
     cairn_status (*may_start)(struct exchange *x, struct flow *f, size_t block, bool *may); /* the block's first */
@@ -52,6 +55,8 @@ struct flow {
     size_t per_block, blocks;       /* elements in one, of them in all */
     size_t started, combined;       /* blocks whose first was started, that were combined (and the second started) */
     size_t staged, gathered, taken; /* blocks within the machine; machine.h */
+    char *staging;                  /* EXCHANGE_AHEAD slots of stride bytes, a part for each rank in each */
+    size_t stride;
     struct cairn__moving *first[EXCHANGE_AHEAD], *second[EXCHANGE_AHEAD];
 };
 
@@ -77,7 +82,8 @@ struct exchange {
     struct exchange_word *words; /* [size] */
     size_t *at[4];               /* [size] each: dst_at, dst_nbytes, src_at, src_nbytes of a transfer */
     const void **srcs;           /* [size] */
-    char *staging;               /* EXCHANGE_AHEAD slots of stride bytes, a part for each rank in each */
+    char *short_staging;         /* of flows, each made when needed: a group of short calls takes little memory */
+    char *staging;               /* with slots of stride bytes */
     size_t stride;
     void **blocks; /* group memory; NULL where one was freed */
     size_t num_blocks, blocks_capacity;
@@ -95,6 +101,9 @@ size_t cairn__exchange_per_block(const struct exchange *x, const struct exchange
                                  const struct cairn__call *call);
 /* Of x->staging. */
 size_t cairn__exchange_stride(int size);
+/* At least what the call needs of a slot, if it is not cut into blocks. */
+size_t cairn__exchange_staged_nbytes(const struct exchange *x, const struct exchange_shape *shape,
+                                     const struct cairn__call *call);
 /* Whether the call is a sum that the group adds up in two levels. */
 bool cairn__adds_in_levels(const struct exchange *x, const struct cairn__call *call);
 

@@ -46,8 +46,8 @@ static bool is_other(const struct exchange *x, int rank) {
     return rank != x->group->rank;
 }
 
-static char *slot(const struct exchange *x, size_t block) {
-    return x->staging + block % EXCHANGE_AHEAD * x->stride;
+static char *slot(const struct flow *f, size_t block) {
+    return f->staging + block % EXCHANGE_AHEAD * f->stride;
 }
 
 /* What a rank's contribution is in a slot when every rank brings at most nbytes. */
@@ -103,7 +103,7 @@ static void scatter_slices(struct exchange *x, const struct flow *f, size_t bloc
     const size_t staged = longest_slice(x, f);
     t->kind = CAIRN__MOVE_ALLTOALL;
     t->src = f->work->request.src;
-    t->dst = slot(x, block);
+    t->dst = slot(f, block);
     for (int r = 0; r < x->group->size; r++) {
         if (!is_other(x, r)) continue;
         sends(x, r, slice_range(x, f, block, r));
@@ -113,7 +113,7 @@ static void scatter_slices(struct exchange *x, const struct flow *f, size_t bloc
 
 static void combine_slice(struct exchange *x, const struct flow *f, size_t block) {
     const struct range own = slice_range(x, f, block, x->group->rank);
-    combine(x, f, (char *)f->work->request.dst + own.at, own, longest_slice(x, f), slot(x, block));
+    combine(x, f, (char *)f->work->request.dst + own.at, own, longest_slice(x, f), slot(f, block));
 }
 
 static void gather_slices(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t) {
@@ -126,16 +126,16 @@ static void gather_slices(struct exchange *x, const struct flow *f, size_t block
 static void combine_slice_for_root(struct exchange *x, const struct flow *f, size_t block) {
     const struct range own = slice_range(x, f, block, x->group->rank);
     const size_t staged = longest_slice(x, f);
-    char *dst = is_other(x, f->work->request.call.root) ? slot(x, block) + staged_at(x->group->rank, staged)
+    char *dst = is_other(x, f->work->request.call.root) ? slot(f, block) + staged_at(x->group->rank, staged)
                                                         : (char *)f->work->request.dst + own.at;
-    combine(x, f, dst, own, staged, slot(x, block));
+    combine(x, f, dst, own, staged, slot(f, block));
 }
 
 static void collect_slices(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t) {
     const int root = f->work->request.call.root, rank = x->group->rank;
     const size_t staged = longest_slice(x, f);
     t->kind = CAIRN__MOVE_ALLTOALL;
-    t->src = slot(x, block);
+    t->src = slot(f, block);
     t->dst = f->work->request.dst;
     if (is_other(x, root)) {
         sends(x, root, (struct range){staged_at(rank, staged), slice_range(x, f, block, rank).nbytes});
@@ -151,14 +151,14 @@ static void collect_slices(struct exchange *x, const struct flow *f, size_t bloc
 static void gather_whole(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t) {
     const size_t nbytes = part_nbytes(f);
     t->kind = CAIRN__MOVE_ALLGATHER;
-    t->dst = slot(x, block);
+    t->dst = slot(f, block);
     for (int r = 0; r < x->group->size; r++) receives(x, r, (struct range){staged_at(r, nbytes), nbytes});
-    memcpy(slot(x, block) + staged_at(x->group->rank, nbytes), f->work->request.src, nbytes);
+    memcpy(slot(f, block) + staged_at(x->group->rank, nbytes), f->work->request.src, nbytes);
 }
 
 static void combine_whole(struct exchange *x, const struct flow *f, size_t block) {
     const size_t nbytes = part_nbytes(f);
-    combine(x, f, f->work->request.dst, (struct range){0, nbytes}, nbytes, slot(x, block));
+    combine(x, f, f->work->request.dst, (struct range){0, nbytes}, nbytes, slot(f, block));
 }
 
 /* ---- parts ---- */
@@ -173,7 +173,7 @@ static void scatter_parts(struct exchange *x, const struct flow *f, size_t block
     const size_t staged = block_range(f, block).nbytes;
     t->kind = CAIRN__MOVE_ALLTOALL;
     t->src = f->work->request.src;
-    t->dst = slot(x, block);
+    t->dst = slot(f, block);
     for (int r = 0; r < x->group->size; r++) {
         if (!is_other(x, r)) continue;
         sends(x, r, part_range(f, block, r));
@@ -183,7 +183,7 @@ static void scatter_parts(struct exchange *x, const struct flow *f, size_t block
 
 static void combine_part(struct exchange *x, const struct flow *f, size_t block) {
     const struct range r = block_range(f, block);
-    combine(x, f, (char *)f->work->request.dst + r.at, part_range(f, block, x->group->rank), r.nbytes, slot(x, block));
+    combine(x, f, (char *)f->work->request.dst + r.at, part_range(f, block, x->group->rank), r.nbytes, slot(f, block));
 }
 
 /* src may be where it belongs in dst already. */
@@ -285,4 +285,12 @@ size_t cairn__exchange_stride(int size) {
     const size_t rounding = (size_t)size * SLICE_NBYTES;
     const size_t whole = (size_t)size * WHOLE_NBYTES;
     return (BLOCK_NBYTES > whole ? BLOCK_NBYTES : whole) + rounding;
+}
+
+size_t cairn__exchange_staged_nbytes(const struct exchange *x, const struct exchange_shape *shape,
+                                     const struct cairn__call *call) {
+    const size_t p = (size_t)x->group->size, nbytes = call->n * cairn_dtype_nbytes((cairn_dtype)call->dtype);
+    const bool is_of_each = shape->parts || shape == &whole_allreduce;
+    if (shape == &cairn__machine_allreduce) return cairn__machine_staged_nbytes(call->n, x->group->size);
+    return (is_of_each ? p : 1) * nbytes + p * SLICE_NBYTES;
 }
