@@ -138,11 +138,11 @@ static void end_call(struct cairn__comm *c) {
 
 /* Between looks, the idle-th of which has just found nothing. */
 static void rest(int idle) {
-    enum { YIELDS = 50, NAP_NS = 50000 };
+    enum { YIELDS = 50, SHORT_NAPS = 200, NAP_NS = 50000, LONG_NAP_NS = 1000000 };
     if (idle < YIELDS) {
         sched_yield();
     } else {
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = idle < YIELDS + SHORT_NAPS ? NAP_NS : LONG_NAP_NS}, NULL);
     }
 }
 

@@ -1,5 +1,6 @@
 /* What is shm's own: bounces and their seams, rings, families of groups, abort, and that nothing is left of any of
- * them. What every backend must do is in collectives_test.c. */
+ * them. What every backend must do is in collectives_test.c. With CAIRN_TEST_SHORT in the environment arrays lie at the
+ * seams of blocks on 1, 2, 3 and 5 ranks instead of 1 to 5, and there in a quarter of the places. */
 #include "group_processes.h"
 #include "group_ranks.h"
 
@@ -19,6 +20,10 @@
 /* Small whole numbers: their sums, products of few and averages by a power of two are exact. */
 static int value_of(int rank, size_t i, int salt) {
     return (int)((i * 7 + (size_t)rank * 3 + (size_t)salt) % 11) - 5;
+}
+
+static bool is_short(void) {
+    return getenv("CAIRN_TEST_SHORT") != NULL;
 }
 
 static struct cairn__shm *inside(cairn_group *group) {
@@ -109,8 +114,8 @@ static char *seams(cairn_group *group, void *ctx) {
     PASS(get_arrays(group, &a));
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
         for (int place = 0; place < NUM_PLACES; place++, turn += 5) {
-            const int where = (int)((unsigned)(place + rank * 7) + turn) % NUM_PLACES;   /* in place on some ranks */
-            if ((unsigned)place % 4 != turn % 4 && counts[c] > BLOCK && p > 2) continue; /* time */
+            const int where = (int)((unsigned)(place + rank * 7) + turn) % NUM_PLACES; /* in place on some ranks */
+            if (is_short() && counts[c] > 17 && (size_t)place % 4 != c % 4) continue;
             PASS(check_sum(group, &a, where, counts[c], -1));
             PASS(check_sum(group, &a, where, counts[c], (int)turn % p));
             PASS(check_parts(group, &a, where, counts[c] / (size_t)p + 1));
@@ -121,7 +126,9 @@ static char *seams(cairn_group *group, void *ctx) {
 
 static void blocks_fit_together_wherever_each_rank_has_its_arrays(void **state) {
     (void)state;
-    for (int p = 1; p <= 5; p++) run_group(p, seams, NULL);
+    for (int p = 1; p <= 5; p++) {
+        if (p != 4 || !is_short()) run_group(p, seams, NULL);
+    }
 }
 
 /* Bounces are used in turn by one collective after the other: of one block, of many, staged by some ranks only. */
@@ -149,7 +156,7 @@ static char *turns(cairn_group *group, void *ctx) {
 
 static void overlapping_collectives_share_the_bounce_buffers(void **state) {
     (void)state;
-    for (int p = 2; p <= 5; p++) run_group(p, turns, NULL);
+    for (int p = 2; p <= 5; p += is_short() ? 3 : 1) run_group(p, turns, NULL);
 }
 
 /* ---- the flag ---- */

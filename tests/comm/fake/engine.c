@@ -315,12 +315,12 @@ static cairn_status test(struct cairn__engine *e, struct cairn__moving *moving, 
 }
 
 static void rest(struct cairn__engine *e, int idle) {
-    enum { YIELDS = 50, NAP_NS = 50000 };
+    enum { YIELDS = 50, SHORT_NAPS = 200, NAP_NS = 50000, LONG_NAP_NS = 1000000 };
     (void)e;
     if (idle < YIELDS) {
         sched_yield();
     } else {
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = idle < YIELDS + SHORT_NAPS ? NAP_NS : LONG_NAP_NS}, NULL);
     }
 }
 
