@@ -394,18 +394,21 @@ static inline char *same_trainings(const struct resume_case *c, const struct res
     return NULL;
 }
 
-/* forwards: steps that the new objects have made before the load. */
-static inline char *resumes(cairn_env *env, const struct resume_case *c, int forwards) {
+/* It goes on `count` times; forwards: steps that each time the new objects have made before the load. */
+static inline char *resumes(cairn_env *env, const struct resume_case *c, int count, const int forwards[]) {
     struct kept_state at = {.count = 0};
-    struct resumed whole = {.weights = 0}, rest = {.weights = 0};
+    struct resumed whole = {.weights = 0};
     if (cairn_env_size(env) == 1) check_as(c->name);
     if (cairn_env_size(env) > 1) check_as_rank_of(c->name, cairn_env_rank(env));
     PASS(train_whole(env, c, &whole, &at));
-    PASS(train_rest(env, c, &at, forwards, &whole, &rest));
-    PASS(same_trainings(c, &whole, &rest));
+    for (int i = 0; i < count; i++) {
+        struct resumed rest = {.weights = 0};
+        PASS(train_rest(env, c, &at, forwards[i], &whole, &rest));
+        PASS(same_trainings(c, &whole, &rest));
+        drop_state(&rest.last);
+    }
     drop_state(&at);
     drop_state(&whole.last);
-    drop_state(&rest.last);
     return NULL;
 }
 

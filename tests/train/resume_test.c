@@ -19,10 +19,7 @@ static int begin_all(void **state) {
 }
 
 static void resume_all(cairn_env *env, const struct resume_case *cases, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        CALM(resumes(env, &cases[i], 0));
-        CALM(resumes(env, &cases[i], 2));
-    }
+    for (size_t i = 0; i < count; i++) CALM(resumes(env, &cases[i], 2, (const int[]){0, 2}));
 }
 #define RESUME_ALL(env, cases) resume_all(env, cases, sizeof(cases) / sizeof((cases)[0]))
 
@@ -319,7 +316,7 @@ static void trainings_by_chance_go_on_to_the_bit(void **state) {
     for (int seed = first_seed; seed < first_seed + num_seeds; seed++) {
         struct random_case r;
         draw_case(&r, (uint64_t)seed, 1);
-        CALM(resumes(*state, &r.c, seed % 3));
+        CALM(resumes(*state, &r.c, 1, (const int[]){seed % 3}));
     }
 }
 
