@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -108,16 +109,28 @@ bool run_one(cudaStream_t s) {
     return true;
 }
 
-/* For a host that waits, while other threads go on. What s waits for may stand in a stream that no host waits for. */
-void run_or_let_go(cudaStream_t s) {
+/* Where other threads have to go on before this one can: at once if they do, or else seldom, since they need the
+ * processor. With the lock held. */
+class patience {
+    int turns = 0;
+
+  public:
+    void let_go() {
+        runtime.lock.unlock();
+        if (turns++ < 20) sched_yield();
+        else usleep(50);
+        runtime.lock.lock();
+    }
+};
+
+/* For a host that waits. What s waits for may stand in a stream that no host waits for. */
+void run_or_let_go(cudaStream_t s, patience &others) {
     if (run_one(s)) return;
     const std::vector<cudaStream_t> streams = runtime.streams;
     for (cudaStream_t other : streams) {
         if (run_one(other)) return;
     }
-    runtime.lock.unlock();
-    sched_yield();
-    runtime.lock.lock();
+    others.let_go();
 }
 
 void drain(cudaStream_t s) {
@@ -126,7 +139,7 @@ void drain(cudaStream_t s) {
         standin_open open("the device", s->device); /* once for all of them */
         while (run_one(s)) {}
     }
-    while (!s->queue.empty()) run_or_let_go(s);
+    for (patience others; !s->queue.empty();) run_or_let_go(s, others);
 }
 
 /* Of the thread's GPU. */
@@ -145,7 +158,7 @@ bool has_passed(const mark &m) {
 }
 
 void wait_for(const mark &m) {
-    while (!has_passed(m)) run_or_let_go(m.stream);
+    for (patience others; !has_passed(m);) run_or_let_go(m.stream, others);
 }
 
 /* The stream whose capture takes what is queued on s; NULL = it is not captured. */
@@ -302,7 +315,7 @@ standin_guard::~standin_guard() {
 
 void standin_guard::let_go() {
     runtime.lock.unlock();
-    sched_yield();
+    usleep(50);
     runtime.lock.lock();
 }
 
