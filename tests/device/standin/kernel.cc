@@ -9,8 +9,7 @@
 #include <algorithm>
 #include <cxxabi.h>
 #include <dlfcn.h>
-#include <fstream>
-#include <iterator>
+#include <fcntl.h>
 #include <link.h>
 #include <map>
 #include <mutex>
@@ -20,8 +19,11 @@
 #include <stdlib.h>
 #include <string>
 #include <string.h>
+#include <string_view>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <ucontext.h>
+#include <unistd.h>
 #include <vector>
 
 #include "standin/standin.h"
@@ -249,10 +251,22 @@ struct order {
 
 /* ---- names ---- */
 
+/* A file, which stays mapped; empty where it cannot be read. */
+std::string_view contents(const char *path) {
+    static std::map<std::string, std::string_view> files;
+    const auto known = files.find(path);
+    if (known != files.end()) return known->second;
+    struct stat about = {};
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    void *all = MAP_FAILED;
+    if (fd >= 0 && fstat(fd, &about) == 0) all = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (fd >= 0) close(fd);
+    return files[path] = all == MAP_FAILED ? "" : std::string_view((const char *)all, (size_t)about.st_size);
+}
+
 /* Kernels that are static, as most are, are unknown to dladdr: the symbol at that place of an object file. */
 std::string local_symbol(const char *path, size_t at) {
-    std::ifstream file(path, std::ios::binary);
-    const std::string all((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const std::string_view all = contents(path);
     const auto *head = (const ElfW(Ehdr) *)all.data();
     const auto *sections = (const ElfW(Shdr) *)(all.data() + (all.size() > sizeof(*head) ? head->e_shoff : 0));
     for (int s = 0; all.size() > sizeof(*head) && s < head->e_shnum; s++) {

@@ -1,10 +1,13 @@
 /* Device memory: one range of addresses, reserved as the library is loaded, of which only what is allocated can be
- * touched, and that only while the device is at work. No address is given out twice, so that what is freed stays out of
- * bounds too. An allocation begins as NaNs, and lies between patterns that are looked at when it is freed, and in the
- * end. */
+ * touched, and that only while the device is at work, by the thread that does its work: the first touch of an
+ * allocation is a fault, which opens it until the device is idle again. No address is given out twice, so that what is
+ * freed stays out of bounds too. An allocation begins as NaNs, and lies between patterns that are looked at when it is
+ * freed, and in the end. */
 #include "standin/standin.h"
 
+#include <algorithm>
 #include <map>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <vector>
 
 namespace {
 
@@ -24,6 +28,7 @@ struct extent {
     size_t nbytes; /* asked for */
     size_t pages;  /* bytes of them */
     int gpu;       /* whose memory it is */
+    bool is_open;
 };
 
 struct arena {
@@ -32,8 +37,10 @@ struct arena {
     bool protects;
     std::map<char *, extent> extents; /* by the address given out */
     std::map<char *, size_t> pinned;
+    std::vector<char *> opened; /* of the extents */
     int open[STANDIN_GPUS] = {}, open_in_all = 0;
-    std::string who; /* is at work */
+    std::string who;  /* is at work */
+    pthread_t worker; /* its thread */
 
     arena();
     ~arena();
@@ -55,9 +62,22 @@ template <class Map> auto holder_of(Map &map, const void *p) {
 
 /* ---- out of bounds ---- */
 
+/* Opens the allocation whose pages `at` is in, if the device may touch it. */
+bool opens(arena &a, const char *at) {
+    if (!a.open_in_all || !pthread_equal(a.worker, pthread_self())) return false;
+    const auto touched = holder_of(a.extents, at + BEFORE);
+    if (touched == a.extents.end()) return false;
+    extent &e = touched->second;
+    if (at >= pages_of(touched->first) + e.pages || e.is_open || a.open[e.gpu] == 0) return false;
+    e.is_open = mprotect(pages_of(touched->first), e.pages, PROT_READ | PROT_WRITE) == 0;
+    a.opened.push_back(touched->first);
+    return e.is_open;
+}
+
 void on_fault(int number, siginfo_t *info, void *) {
-    const arena &a = memory();
+    arena &a = memory();
     const char *at = (const char *)info->si_addr;
+    if (opens(a, at)) return;
     const auto near = holder_of(a.extents, at);
     if (a.open_in_all || standin_in_range(at)) {
         const int gpu = standin_owner(at);
@@ -74,30 +94,44 @@ void on_fault(int number, siginfo_t *info, void *) {
     signal(number, SIG_DFL); /* the access is repeated, and ends the process */
 }
 
-/* Again and again, since test frameworks set handlers of their own. */
+/* Again and again, since test frameworks set handlers of their own. A thread that blocks all signals can be the
+ * device's, too. */
 void watch_faults() {
+    static thread_local bool lets_through;
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
+    if (lets_through) return;
+    sigset_t faults;
+    sigemptyset(&faults);
+    sigaddset(&faults, SIGSEGV);
+    sigaddset(&faults, SIGBUS);
+    lets_through = pthread_sigmask(SIG_UNBLOCK, &faults, NULL) == 0;
+}
+
+void close_idle(arena &a) {
+    const auto closes = [&a](char *p) {
+        extent &e = a.extents[p];
+        if (a.open[e.gpu] > 0) return false;
+        mprotect(pages_of(p), e.pages, PROT_NONE);
+        e.is_open = false;
+        return true;
+    };
+    a.opened.erase(std::remove_if(a.opened.begin(), a.opened.end(), closes), a.opened.end());
 }
 
 /* One more works on the memory of a GPU, or of every, or one fewer. */
 void work_on(int gpu, int more) {
     arena &a = memory();
-    bool changes[STANDIN_GPUS];
     for (int i = 0; i < STANDIN_GPUS; i++) {
-        const bool was_open = a.open[i] > 0;
         if (gpu == STANDIN_EVERY_GPU || gpu == i) a.open[i] += more;
-        changes[i] = was_open != (a.open[i] > 0);
     }
     a.open_in_all += more;
     if (!a.protects) return;
-    for (auto &e : a.extents) {
-        const int rights = a.open[e.second.gpu] > 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
-        if (changes[e.second.gpu]) mprotect(pages_of(e.first), e.second.pages, rights);
-    }
+    a.worker = pthread_self();
+    close_idle(a);
     watch_faults();
 }
 
@@ -161,7 +195,7 @@ bool standin_is_pinned(const void *p, size_t nbytes) {
 void *standin_device_alloc(size_t nbytes, int gpu) {
     arena &a = memory();
     if (nbytes > a.total - a.used) return NULL;
-    const extent e = {nbytes, (BEFORE + nbytes + PAGE) / PAGE * PAGE, gpu};
+    const extent e = {nbytes, (BEFORE + nbytes + PAGE) / PAGE * PAGE, gpu, false};
     char *pages = a.next + PAGE;
     if (pages + e.pages + PAGE > a.base + RANGE) standin_die("all addresses for the device's memory were given out");
     if (mprotect(pages, e.pages, PROT_READ | PROT_WRITE) != 0) return NULL;
@@ -171,7 +205,7 @@ void *standin_device_alloc(size_t nbytes, int gpu) {
     memset(pages + BEFORE, NOT_A_NUMBER, nbytes < FILLED ? nbytes : FILLED);
     memset(pages + BEFORE + nbytes, PATTERN, e.pages - BEFORE - nbytes);
     a.extents[pages + BEFORE] = e;
-    if (a.protects && !a.open[gpu]) mprotect(pages, e.pages, PROT_NONE), watch_faults();
+    if (a.protects) mprotect(pages, e.pages, PROT_NONE), watch_faults();
     return pages + BEFORE;
 }
 
@@ -184,6 +218,7 @@ bool standin_device_free(void *p) {
     mprotect(pages_of(it->first), it->second.pages, PROT_NONE);
     madvise(pages_of(it->first), it->second.pages, MADV_DONTNEED);
     a.used -= it->second.nbytes;
+    a.opened.erase(std::remove(a.opened.begin(), a.opened.end(), it->first), a.opened.end());
     a.extents.erase(it);
     return true;
 }
