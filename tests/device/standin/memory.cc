@@ -1,8 +1,9 @@
 /* Device memory: one range of addresses, reserved as the library is loaded, of which only what is allocated can be
  * touched, and that only while the device is at work, by the thread that does its work: the first touch of an
  * allocation is a fault, which opens it until the device is idle again. No address is given out twice, so that what is
- * freed stays out of bounds too. An allocation begins as NaNs, and lies between patterns that are looked at when it is
- * freed, and in the end. */
+ * freed stays out of bounds too. An allocation lies between patterns that are looked at when it is freed, and in the
+ * end. It begins as NaNs, as pinned memory does: a private view of a file of them, where a page costs something once it
+ * is written to. */
 #include "standin/standin.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace {
 constexpr size_t RANGE = 1ull << 40, PAGE = 4096;
 constexpr size_t BEFORE = 256; /* cudaMalloc promises that alignment and no more */
 constexpr unsigned char PATTERN = 0xa5, NOT_A_NUMBER = 0xff;
-constexpr size_t FILLED = 4 << 20; /* of an allocation; the rights of untouched pages change at no cost */
+constexpr size_t NANS = 2 << 20; /* bytes of the file */
 
 struct extent {
     size_t nbytes; /* asked for */
@@ -35,6 +36,7 @@ struct arena {
     char *base, *next;
     size_t used = 0, total;
     bool protects;
+    int nans;                         /* the file */
     std::map<char *, extent> extents; /* by the address given out */
     std::map<char *, size_t> pinned;
     std::vector<char *> opened; /* of the extents */
@@ -135,6 +137,16 @@ void work_on(int gpu, int more) {
     watch_faults();
 }
 
+/* Whole pages from `pages` on. */
+bool view_nans(char *pages, size_t nbytes) {
+    const int how = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+    for (size_t at = 0; at < nbytes; at += NANS) {
+        const size_t n = std::min(NANS, nbytes - at);
+        if (mmap(pages + at, n, PROT_READ | PROT_WRITE, how, memory().nans, 0) == MAP_FAILED) return false;
+    }
+    return true;
+}
+
 void check_patterns(char *p, const extent &e) {
     const unsigned char *first = (const unsigned char *)pages_of(p), *end = first + e.pages;
     for (const unsigned char *at = first; at < end; at++) {
@@ -148,6 +160,9 @@ void check_patterns(char *p, const extent &e) {
 arena::arena() {
     base = next = (char *)mmap(NULL, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) standin_die("no addresses for the device's memory");
+    nans = memfd_create("NaNs", MFD_CLOEXEC);
+    const std::string all(NANS, (char)NOT_A_NUMBER);
+    if (nans < 0 || write(nans, all.data(), NANS) != (ssize_t)NANS) standin_die("no file of NaNs");
     total = (size_t)standin_env("CAIRN_STANDIN_MEMORY", 2ll << 30);
     protects = standin_env("CAIRN_STANDIN_PROTECT", 1) != 0;
 }
@@ -198,11 +213,10 @@ void *standin_device_alloc(size_t nbytes, int gpu) {
     const extent e = {nbytes, (BEFORE + nbytes + PAGE) / PAGE * PAGE, gpu, false};
     char *pages = a.next + PAGE;
     if (pages + e.pages + PAGE > a.base + RANGE) standin_die("all addresses for the device's memory were given out");
-    if (mprotect(pages, e.pages, PROT_READ | PROT_WRITE) != 0) return NULL;
+    if (!view_nans(pages, e.pages)) return NULL;
     a.next = pages + e.pages;
     a.used += nbytes;
     memset(pages, PATTERN, BEFORE);
-    memset(pages + BEFORE, NOT_A_NUMBER, nbytes < FILLED ? nbytes : FILLED);
     memset(pages + BEFORE + nbytes, PATTERN, e.pages - BEFORE - nbytes);
     a.extents[pages + BEFORE] = e;
     if (a.protects) mprotect(pages, e.pages, PROT_NONE), watch_faults();
@@ -224,14 +238,20 @@ bool standin_device_free(void *p) {
 }
 
 void *standin_pinned_alloc(size_t nbytes) {
-    void *p = aligned_alloc(PAGE, (nbytes + PAGE - 1) / PAGE * PAGE);
-    if (p) memset(p, NOT_A_NUMBER, nbytes), memory().pinned[(char *)p] = nbytes;
-    return p;
+    const size_t size = (nbytes + PAGE - 1) / PAGE * PAGE;
+    char *p = (char *)mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    memory().pinned[p] = nbytes;
+    if (view_nans(p, size)) return p;
+    standin_pinned_free(p);
+    return NULL;
 }
 
 bool standin_pinned_free(void *p) {
-    if (memory().pinned.erase((char *)p) == 0) return false;
-    free(p);
+    const auto it = memory().pinned.find((char *)p);
+    if (it == memory().pinned.end()) return false;
+    munmap(p, (it->second + PAGE - 1) / PAGE * PAGE);
+    memory().pinned.erase(it);
     return true;
 }
 
