@@ -1,6 +1,7 @@
 """Manual pages: every installed tool has one, which has every word of its --help, and troff has nothing against it.
 
 usage: test_man_pages.py source-root build-root"""
+import functools
 import json
 import os
 import re
@@ -70,11 +71,13 @@ class ManPages(unittest.TestCase):
         with open(os.path.join(self.folder, tool + ".1"), encoding="utf-8") as file:
             return file.read()
 
-    def help(self, tool):
+    @classmethod
+    @functools.cache
+    def help(cls, tool):
         """The text of --help, and that of its commands."""
         script = os.path.join(SOURCE, "tools", tool)
         program = [sys.executable, script] if os.path.isfile(script) else [os.path.join(BUILD, "tools", tool)]
-        commands = [name[len(tool) + 1:-5] for name in os.listdir(self.folder)
+        commands = [name[len(tool) + 1:-5] for name in os.listdir(cls.folder)
                     if name.startswith(tool) and name.endswith(".help")]
         return "".join(subprocess.run([*program, *[command][:len(command)], "--help"], check=True, capture_output=True,
                                       text=True, env={**os.environ, "COLUMNS": "120"}).stdout for command in commands)
