@@ -2,8 +2,9 @@
 """examples/12_own_optimizer learns on 1, 2 and 3 ranks; its losses are the same where the ranks share the updates, and
 at the end averages of weights are better than the weights. Averages of shared half weights end in a sentence.
 
-usage: own_optimizer.py CAIRN_RUN PROGRAM
+usage: own_optimizer.py CAIRN_RUN PROGRAM       CAIRN_TEST_SHORT in the environment: on 1 and 3 ranks
 """
+import os
 import re
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def losses_of(ended):
 
 def main():
     launcher, program = sys.argv[1:]
-    for ranks in 1, 2, 3:
+    for ranks in (1, 3) if "CAIRN_TEST_SHORT" in os.environ else (1, 2, 3):
         alone = losses_of(run(launcher, program, ranks))
         shared = losses_of(run(launcher, program, ranks, "--shard", "on"))
         if shared != alone:
