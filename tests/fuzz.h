@@ -1,7 +1,7 @@
 /* What a fuzzer of bytes needs to be a program of its own where there is no libFuzzer:
  *
- *   fuzz_x --seconds 10 --seed 1    mutates its seeds; the same seed gives the same inputs. With CAIRN_TEST_SHORT in the
- *                                   environment half as long
+ *   fuzz_x --seconds 10 --seed 1    mutates its seeds; the same seed gives the same inputs. Half as long with
+ *                                   CAIRN_TEST_SHORT in the environment
  *   fuzz_x --seeds DIR              writes the seeds there, for libFuzzer
  *   fuzz_x FILE ...                 runs these inputs
  *
