@@ -5,7 +5,7 @@
  *
  *     gpu-bench [device [width [batch]]]          cuda; six layers of 4096, batch 4096
  *
- * Where a width is given encoder and ResNet are small, too, and rounds short: a try.
+ * Where a width is given encoder and ResNet are small, too, and a step is timed once: a try.
  *
  * Prints "name = value unit", medians of ROUNDS rounds. The MLP's TFLOP/s count its products alone: forward, weight
  * gradients, and input gradients of every layer but the first, 2 * batch * width^2 each. */
@@ -26,7 +26,8 @@
 
 enum { LAYERS = 6, COMPARED = 100 };
 
-static double long_enough = 0.1; /* seconds of one round */
+static const double LONG_ENOUGH = 0.1; /* seconds of one round */
+static bool is_try;                    /* what is printed is no figure */
 
 /* A step, called or replayed. */
 struct way {
@@ -62,8 +63,9 @@ static double timed(struct way *w, int times) {
 /* Seconds of a step, the median of rounds that follow a warm-up. */
 static double seconds(struct way *w) {
     double took[ROUNDS];
+    if (is_try) return timed(w, 1);
     timed(w, 2 * CAIRN_GRAPH_WARMUP);
-    const double fits = long_enough / timed(w, 4);
+    const double fits = LONG_ENOUGH / timed(w, 4);
     for (int i = 0; i < ROUNDS; i++) took[i] = timed(w, fits < 1 ? 1 : fits > 10000 ? 10000 : (int)fits);
     return median(took);
 }
@@ -238,7 +240,7 @@ int main(int argc, char **argv) {
                   batch = argc > 3 ? strtoll(argv[3], NULL, 10) : width;
     struct way probe = {.graph = NULL};
     require(width > 0 && batch > 0, "gpu-bench [device [width [batch]]]");
-    if (argc > 2) long_enough = 0.002;
+    is_try = argc > 2;
     if (trainer_create_quick_start(&probe.trainer, device, quick_start_level()) != CAIRN_OK) {
         printf("no %s: %s\n", device, cairn_last_error());
         return SKIP;
@@ -246,6 +248,6 @@ int main(int argc, char **argv) {
     printf("%s\nmedians of %d rounds\n", cairn_device_describe(cairn_env_device(probe.trainer.env)), ROUNDS);
     destroy(&probe);
     bench_quick_start(device);
-    bench_nets(device, argc > 2, width, batch);
+    bench_nets(device, is_try, width, batch);
     return 0;
 }
