@@ -97,17 +97,28 @@ static void fill_elements(void *x, cairn_dtype type, size_t n, enum flavour each
     }
 }
 
-/* Drawn once for each type and flavour: to draw each array's own took most of kcheck's time. An array is a piece of
- * this from anywhere; a long one repeats it. A prime period, so that no block or vector sees the same as another that a
- * kernel might take for it. */
+/* Drawn once for each type and flavour, until draw_anew: to draw each array's own took most of kcheck's time. An array
+ * is a piece of this from anywhere; a long one repeats it. A prime period, so that no block or vector sees the same as
+ * another that a kernel might take for it. */
 enum { PERIOD = 65537 };
 
+static struct {
+    uint64_t seed;
+    bool is_drawn[CAIRN_U8 + 1][2];
+    uint64_t elements[CAIRN_U8 + 1][2][PERIOD];
+} pool;
+
+void draw_anew(uint64_t seed) {
+    pool.seed = seed;
+    memset(pool.is_drawn, 0, sizeof(pool.is_drawn));
+}
+
 static const void *drawn(cairn_dtype type, enum flavour each) {
-    static uint64_t pool[CAIRN_U8 + 1][2][PERIOD];
-    static bool is_drawn[CAIRN_U8 + 1][2];
-    if (!is_drawn[type][each == WILD]) fill_elements(pool[type][each == WILD], type, PERIOD, each, (uint64_t)type);
-    is_drawn[type][each == WILD] = true;
-    return pool[type][each == WILD];
+    const int wild = each == WILD;
+    if (!pool.is_drawn[type][wild])
+        fill_elements(pool.elements[type][wild], type, PERIOD, each, random_bits(pool.seed, (uint64_t)type));
+    pool.is_drawn[type][wild] = true;
+    return pool.elements[type][wild];
 }
 
 void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint64_t seed) {

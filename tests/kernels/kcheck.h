@@ -105,6 +105,8 @@ enum flavour {
     NUM_FLAVOURS,
 };
 void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint64_t seed);
+/* Arrays that are filled from now on have other elements. */
+void draw_anew(uint64_t seed);
 
 /* True where element i of both has the same bits, or, unless nan_bits, both are NaN. */
 bool same_element(cairn_dtype type, const void *a, const void *b, size_t i, bool nan_bits);
