@@ -333,9 +333,9 @@ def resnet_step(device, batch):
 def bench_resnet(device, batch):
     """With the algorithms that cuDNN's heuristics choose, and with those that it finds fastest by trial."""
     ways = []
-    for torch.backends.cudnn.benchmark in (False, True):
-        ways.append(measure(device, {"resnet": resnet_step(device, batch)}, 0.1)["resnet"])
-    torch.backends.cudnn.benchmark = False
+    for tries in False, True:
+        with torch.backends.cudnn.flags(benchmark=tries):
+            ways.append(measure(device, {"resnet": resnet_step(device, batch)}, 0.1)["resnet"])
     say("resnet eager", 1e6 * min(ways), "us")
 
 
@@ -343,7 +343,7 @@ def attempt(bench, *args):
     """What one PyTorch cannot do costs no other figure."""
     try:
         bench(*args)
-    except (ImportError, RuntimeError, TypeError, ValueError) as why:
+    except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as why:
         print(f"({bench.__name__}: {type(why).__name__}: {why})", file=sys.stderr)
 
 
@@ -367,10 +367,10 @@ def main():
     if args.compiled:
         attempt(bench_compiled, device, args.sequences)
         return
-    bench_passes(device, args.elements)
-    bench_products(device, args.size)
-    bench_quick_start(device)
-    bench_mlp(device, args.width, args.batch)
+    attempt(bench_passes, device, args.elements)
+    attempt(bench_products, device, args.size)
+    attempt(bench_quick_start, device)
+    attempt(bench_mlp, device, args.width, args.batch)
     attempt(bench_ddp, device, args.width, args.batch)
     attempt(bench_encoder, device, args.sequences)
     attempt(bench_resnet, device, args.pictures)
