@@ -2,9 +2,8 @@
  *
  * usage: collectives_test shm | gloo [WORD]    (only the cases whose names contain the word)
  *
- * With CAIRN_TEST_SHORT in the environment each backend has the numbers of ranks that its processes do not have, or, of
- * those without processes, that tell most; see left_out(). With CAIRN_TEST_MACHINES=aab ranks are on machines of these
- * names. */
+ * With CAIRN_TEST_SHORT in the environment on some numbers of ranks alone; see left_out(). With CAIRN_TEST_MACHINES=aab
+ * ranks are on machines of these names. */
 #include "machines.h"
 
 #include "collectives.h"
@@ -41,7 +40,7 @@ static void ranks_that_disagree_unchecked_time_out_and_name_both_calls(void **st
 }
 
 /* The numbers of ranks that a short check leaves out. Processes have 2, 3 and 8 on shm, 2 and 4 on gloo. The engine of
- * tests has the most, and on machines those of which some share one and some do not. */
+ * tests keeps the most; on machines there are ranks that share one and ranks that are alone. */
 static const char *left_out(void) {
     if (!getenv("CAIRN_TEST_SHORT")) return "";
     if (strcmp(backend, "shm") == 0) return "34678";
