@@ -62,23 +62,26 @@ struct given {
     const float *x, *y; /* y: normal, whatever x is */
 };
 
-/* Made once: the last terms of each kind, n of them. */
-static const float *terms_of(enum data data, int64_t n, uint64_t salt) {
+enum operand { GIVEN_X, GIVEN_Y, NUM_OPERANDS };
+
+/* The first n terms. They are computed once, and kept until another n is given with the same data and operand. */
+static const float *terms_of(enum data data, enum operand operand, int64_t n) {
+    static const uint64_t salts[NUM_OPERANDS] = {[GIVEN_X] = 1, [GIVEN_Y] = 7};
     static struct terms {
         int64_t n;
         float *x;
-    } all[2][NUM_DATA];
-    struct terms *t = &all[salt != 1][data];
+    } kept[NUM_DATA][NUM_OPERANDS];
+    struct terms *t = &kept[data][operand];
     if (t->n == n) return t->x;
     free(t->x);
     *t = (struct terms){n, malloc((size_t)n * sizeof(float))};
     if (!t->x) abort();
-    for (int64_t i = 0; i < n; i++) t->x[i] = term_of(data, (uint64_t)i, salt);
+    for (int64_t i = 0; i < n; i++) t->x[i] = term_of(data, (uint64_t)i, salts[operand]);
     return t->x;
 }
 
 static struct given give(cairn_env *env, enum data data, int64_t n) {
-    return (struct given){env, data, n, terms_of(data, n, 1), terms_of(NORMAL, n, 7)};
+    return (struct given){env, data, n, terms_of(data, GIVEN_X, n), terms_of(NORMAL, GIVEN_Y, n)};
 }
 
 /* ---- results, and what they should be ---- */
