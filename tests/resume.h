@@ -49,6 +49,7 @@ struct resume_case {
     bool is_reducer; /* apex's: gradients stay until ddp_reduce, before the step */
     bool same_data;  /* every rank has every example */
     bool in_files;   /* and not in memory, where there is a folder */
+    bool has_others; /* in that folder: other cases' states, which may be later */
     int at, steps;   /* 0 = RESUME_AT and RESUME_STEPS, and never more */
 };
 
@@ -309,7 +310,7 @@ static inline char *load_from_files(const struct resume_run *r, const char *fold
     cairn_state *state;
     int64_t got = -1;
     PASS(open_state(r, &state));
-    if (r->c->at) { /* where there may be later ones, of other cases */
+    if (r->c->has_others) {
         char path[256];
         snprintf(path, sizeof(path), "%s/step-%08d", folder, (int)step);
         EXPECT_OK(cairn_state_load(state, path, NULL, &got));
@@ -574,6 +575,7 @@ static inline void draw_case(struct random_case *r, uint64_t seed, int ranks) {
     if (one_in(r, 2)) draw_schedule(r);
     if (ranks > 1 || one_in(r, 3)) draw_ddp(r);
     c->in_files = resume_folder_of_some && one_in(r, 4);
+    c->has_others = true;
     c->at = 3 + draw(r, 8);
     c->steps = c->at + 4 + draw(r, 9);
     name_case(r, seed, ranks);
