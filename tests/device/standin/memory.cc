@@ -39,7 +39,7 @@ struct arena {
     int nans;                         /* the file */
     std::map<char *, extent> extents; /* by the address given out */
     std::map<char *, size_t> pinned;
-    std::vector<char *> opened; /* of the extents */
+    std::vector<char *> opened; /* of the extents; has room for all, since on_fault must not allocate */
     int open[STANDIN_GPUS] = {}, open_in_all = 0;
     std::string who;  /* is at work */
     pthread_t worker; /* its thread */
@@ -71,9 +71,10 @@ bool opens(arena &a, const char *at) {
     if (touched == a.extents.end()) return false;
     extent &e = touched->second;
     if (at >= pages_of(touched->first) + e.pages || e.is_open || a.open[e.gpu] == 0) return false;
-    e.is_open = mprotect(pages_of(touched->first), e.pages, PROT_READ | PROT_WRITE) == 0;
+    if (mprotect(pages_of(touched->first), e.pages, PROT_READ | PROT_WRITE) != 0) return false;
+    e.is_open = true;
     a.opened.push_back(touched->first);
-    return e.is_open;
+    return true;
 }
 
 void on_fault(int number, siginfo_t *info, void *) {
@@ -137,6 +138,15 @@ void work_on(int gpu, int more) {
     watch_faults();
 }
 
+/* Whole pages that nothing may touch, from `at` on, or anywhere if it is NULL. Neighbours become one mapping, of which
+ * a process has 65530 at most. */
+char *reserve(char *at, size_t nbytes) {
+    const int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
+    void *p = mmap(at, nbytes, PROT_NONE, how, -1, 0);
+    if (p == MAP_FAILED) standin_die("no addresses or no mappings are left for the device's memory");
+    return (char *)p;
+}
+
 /* Whole pages from `pages` on. */
 bool view_nans(char *pages, size_t nbytes) {
     const int how = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
@@ -158,8 +168,7 @@ void check_patterns(char *p, const extent &e) {
 }
 
 arena::arena() {
-    base = next = (char *)mmap(NULL, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) standin_die("no addresses for the device's memory");
+    base = next = reserve(NULL, RANGE);
     nans = memfd_create("NaNs", MFD_CLOEXEC);
     const std::string all(NANS, (char)NOT_A_NUMBER);
     if (nans < 0 || write(nans, all.data(), NANS) != (ssize_t)NANS) standin_die("no file of NaNs");
@@ -213,12 +222,16 @@ void *standin_device_alloc(size_t nbytes, int gpu) {
     const extent e = {nbytes, (BEFORE + nbytes + PAGE) / PAGE * PAGE, gpu, false};
     char *pages = a.next + PAGE;
     if (pages + e.pages + PAGE > a.base + RANGE) standin_die("all addresses for the device's memory were given out");
-    if (!view_nans(pages, e.pages)) return NULL;
+    if (!view_nans(pages, e.pages)) {
+        reserve(pages, e.pages);
+        return NULL;
+    }
     a.next = pages + e.pages;
     a.used += nbytes;
     memset(pages, PATTERN, BEFORE);
     memset(pages + BEFORE + nbytes, PATTERN, e.pages - BEFORE - nbytes);
     a.extents[pages + BEFORE] = e;
+    a.opened.reserve(a.extents.size());
     if (a.protects) mprotect(pages, e.pages, PROT_NONE), watch_faults();
     return pages + BEFORE;
 }
@@ -229,8 +242,7 @@ bool standin_device_free(void *p) {
     if (it == a.extents.end()) return false;
     mprotect(pages_of(it->first), it->second.pages, PROT_READ);
     check_patterns(it->first, it->second);
-    mprotect(pages_of(it->first), it->second.pages, PROT_NONE);
-    madvise(pages_of(it->first), it->second.pages, MADV_DONTNEED);
+    reserve(pages_of(it->first), it->second.pages);
     a.used -= it->second.nbytes;
     a.opened.erase(std::remove(a.opened.begin(), a.opened.end(), it->first), a.opened.end());
     a.extents.erase(it);

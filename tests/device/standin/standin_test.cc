@@ -234,6 +234,21 @@ void fresh_memory_is_not_a_number(void **) {
     cudaFree(x);
 }
 
+int count_mappings() {
+    int n = 0;
+    FILE *f = fopen("/proc/self/maps", "r");
+    assert_non_null(f);
+    for (int c; (c = fgetc(f)) != EOF;) n += c == '\n';
+    fclose(f);
+    return n;
+}
+
+void freed_memory_takes_no_mappings(void **) {
+    const int before = count_mappings();
+    for (int i = 0; i < 20; i++) cudaFree(device_memory<char>(20 << 20));
+    assert_in_range(count_mappings(), 1, before + 20);
+}
+
 void work_waits_for_somebody_who_waits(void **) {
     unsigned *pinned;
     assert_int_equal(cudaHostAlloc((void **)&pinned, 4, cudaHostAllocMapped), cudaSuccess);
@@ -321,6 +336,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(memory_out_of_bounds_is_found),
         cmocka_unit_test(a_kernel_reaches_its_own_gpu_alone),
         cmocka_unit_test(fresh_memory_is_not_a_number),
+        cmocka_unit_test(freed_memory_takes_no_mappings),
         cmocka_unit_test(work_waits_for_somebody_who_waits),
         cmocka_unit_test(a_stream_waits_for_anothers_event),
         cmocka_unit_test(uploads_read_the_host_at_once),
