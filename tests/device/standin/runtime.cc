@@ -109,8 +109,8 @@ bool run_one(cudaStream_t s) {
     return true;
 }
 
-/* Where other threads have to go on before this one can: at once if they do, or else seldom, since they need the
- * processor. With the lock held. */
+/* Lets other threads run while this one waits for what they do. It yields 20 times, which is quick if they are about to
+ * do it, and then sleeps, which leaves them the processor. The caller holds the lock. */
 class patience {
     int turns = 0;
 
