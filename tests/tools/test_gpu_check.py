@@ -198,6 +198,40 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("Of 17 products in the benchmarks a pass more took: 1 with a bias and 2 with row sums", printed)
         self.assertIn("Of 9 convolutions by im2col went: 1 without cuDNN, 2 with arrays", printed)
 
+    def judge_cudnn(self, is_built, has_cudnn, by_im2col):
+        """Of 9 convolutions; by_im2col: those that went that way since there is no cuDNN."""
+        self.results.passes_more.update({"convolutions": 9, "without cuDNN": by_im2col})
+        self.check.has_cudnn = lambda: has_cudnn
+        if is_built:
+            modules = os.path.join(self.check.BUILD, self.check.MODULES)
+            os.makedirs(modules)
+            with open(os.path.join(modules, "libcairn_cudnn.so"), "w", encoding="ascii"):
+                pass
+        quietly(self.check.check_cudnn, self.results)
+        return [(test["result"], test["detail"]) for test in self.results.tests]
+
+    def test_cudnn_that_computes_some_convolutions_passes(self):
+        (result, detail), = self.judge_cudnn(is_built=True, has_cudnn=True, by_im2col=4)
+        self.assertEqual(result, "passed")
+        self.assertIn("5 of 9", detail)
+
+    def test_cudnn_that_is_there_and_computes_nothing_fails(self):
+        (result, detail), = self.judge_cudnn(is_built=True, has_cudnn=True, by_im2col=9)
+        self.assertEqual(result, "FAILED")
+        self.assertIn("0 of 9", detail)
+
+    def test_cudnn_is_skipped_where_its_module_was_not_built(self):
+        self.assertEqual(self.judge_cudnn(is_built=False, has_cudnn=True, by_im2col=9),
+                         [("skipped", "its module was not built")])
+
+    def test_cudnn_is_skipped_where_there_is_no_libcudnn(self):
+        self.assertEqual(self.judge_cudnn(is_built=True, has_cudnn=False, by_im2col=9),
+                         [("skipped", "there is no libcudnn here")])
+
+    def test_without_convolutions_cudnn_has_no_verdict(self):
+        quietly(self.check.check_cudnn, self.results)
+        self.assertEqual(self.results.tests, [])
+
     def test_results_travel_where_out_is_set(self):
         os.makedirs("home")
         os.environ["OUT"] = os.path.abspath("home")
