@@ -30,15 +30,15 @@ out:
 static cairn_status make_staging(struct exchange *x, bool is_short) {
     if (is_short && !x->short_staging)
         return cairn__alloc(EXCHANGE_AHEAD * EXCHANGE_SHORT_NBYTES, (void **)&x->short_staging);
-    return is_short || x->staging ? CAIRN_OK : cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging);
+    if (!is_short && !x->staging) return cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging);
+    return CAIRN_OK;
 }
 
-static cairn_status make_room(struct exchange *x, const struct cairn__call *call, const struct exchange_shape *shape,
-                              bool is_short) {
+static cairn_status make_room(struct exchange *x, const struct cairn__call *call, bool stages, bool is_short) {
     cairn_status st = CAIRN_OK;
     if (cairn__call_is_message(call) && !x->lanes)
         TRY(cairn__calloc(2 * (size_t)x->group->size, sizeof(*x->lanes), (void **)&x->lanes));
-    if (shape && shape->stages) TRY(make_staging(x, is_short));
+    if (stages) TRY(make_staging(x, is_short));
 out:
     return st;
 }
@@ -46,10 +46,11 @@ out:
 cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
     const struct cairn__call *call = &work->request.call;
     const struct exchange_shape *shape = cairn__exchange_shape(x, call);
-    const bool is_short = shape && cairn__exchange_staged_nbytes(x, shape, call) <= EXCHANGE_SHORT_NBYTES;
+    const bool stages = shape && shape->stages;
+    const bool is_short = stages && cairn__exchange_staged_nbytes(x, shape, call) <= EXCHANGE_SHORT_NBYTES;
     struct flow *f = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(make_room(x, call, shape, is_short));
+    TRY(make_room(x, call, stages, is_short));
     TRY(take_flow(x, &f));
     f->work = work;
     f->shape = shape;
