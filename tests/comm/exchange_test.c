@@ -113,6 +113,78 @@ static void steady_state_allocates_nothing(void **state) {
     run_with((struct fake_faults){.seed = 3}, 3, 60, steady, NULL);
 }
 
+/* ---- staging ---- */
+
+enum seam_kind { WHOLE, SLICES, SLICES_FOR_ROOT, PARTS, NUM_SEAMS };
+
+/* n f32 are the most that go whole, or that short calls stage. */
+struct seam {
+    enum seam_kind kind;
+    size_t n;
+};
+
+static struct seam seam_of(enum seam_kind kind, size_t p) {
+    const size_t most = EXCHANGE_SHORT_NBYTES - p * 64;
+    const size_t n[] = {[WHOLE] = 1024, [SLICES] = most / 4, [SLICES_FOR_ROOT] = most / 4, [PARTS] = most / 4 / p};
+    return (struct seam){kind, n[kind]};
+}
+
+static char *queue(cairn_group *group, enum seam_kind kind, float *y, const float *x, size_t n, cairn_work **work) {
+    if (kind == PARTS) EXPECT_OK(cairn_reduce_scatter(group, y, x, n, CAIRN_F32, CAIRN_SUM, work));
+    else if (kind == SLICES_FOR_ROOT) EXPECT_OK(cairn_reduce(group, y, x, n, CAIRN_F32, CAIRN_SUM, 1, work));
+    else EXPECT_OK(cairn_allreduce_into(group, y, x, n, CAIRN_F32, CAIRN_SUM, work));
+    return NULL;
+}
+
+/* Works one after the other of n elements, n + 1, n, n + 1. */
+static char *reduce_by_turns(cairn_group *group, const struct seam *s, int num_works) {
+    enum { WORKS = 4 };
+    const int p = cairn_group_size(group), rank = cairn_group_rank(group);
+    const size_t room = (s->n + 1) * (s->kind == PARTS ? (size_t)p : 1);
+    const size_t first = s->kind == PARTS ? (size_t)rank : 0; /* times n: where the result lies in x */
+    const bool gets = s->kind != SLICES_FOR_ROOT || rank == 1;
+    float *x[WORKS], *y[WORKS];
+    cairn_work *works[WORKS];
+    for (int w = 0; w < num_works; w++) {
+        x[w] = malloc(room * sizeof(**x));
+        y[w] = malloc(room * sizeof(**y));
+        for (size_t i = 0; i < room; i++) x[w][i] = (float)((i + (size_t)w) % 1000) * (float)(rank + 1);
+        PASS(queue(group, s->kind, y[w], x[w], s->n + (size_t)w % 2, &works[w]));
+    }
+    for (int w = 0; w < num_works; w++) {
+        const size_t n = s->n + (size_t)w % 2;
+        EXPECT_OK(cairn_work_wait(&works[w]));
+        for (size_t i = 0; i < n && gets; i++)
+            EXPECT(y[w][i] == (float)((first * n + i + (size_t)w) % 1000) * (float)(p * (p + 1) / 2));
+        free(x[w]);
+        free(y[w]);
+    }
+    return NULL;
+}
+
+static char *stage_at_the_seam(cairn_group *group, void *ctx) {
+    const struct seam *s = ctx;
+    const struct exchange *x = group->impl;
+    EXPECT(!x->short_staging && !x->staging);
+    PASS(reduce_by_turns(group, s, 1));
+    EXPECT(x->short_staging && !x->staging); /* 128 KiB */
+    PASS(reduce_by_turns(group, s, 4));
+    EXPECT(s->kind == WHOLE || x->staging);
+    return NULL;
+}
+
+static void calls_on_each_side_of_short_staging_are_exact_by_turns(void **state) {
+    static const int sizes[] = {2, 3, 8};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        for (enum seam_kind kind = WHOLE; kind < NUM_SEAMS; kind++) {
+            struct seam s = seam_of(kind, (size_t)sizes[i]);
+            run_with((struct fake_faults){.seed = (unsigned)kind, .late_sends = i % 2}, sizes[i], 60, stage_at_the_seam,
+                     &s);
+        }
+    }
+}
+
 /* ---- memory ---- */
 
 static char *alloc_too_much(cairn_group *group, void *ctx) {
@@ -326,6 +398,7 @@ int main(void) {
         cmocka_unit_test(reductions_have_the_bits_of_shm),
         cmocka_unit_test(long_arrays_go_in_blocks_on_late_engines),
         cmocka_unit_test(steady_state_allocates_nothing),
+        cmocka_unit_test(calls_on_each_side_of_short_staging_are_exact_by_turns),
         cmocka_unit_test(group_memory_that_cannot_be_allocated_leaves_the_group_alive),
         cmocka_unit_test(memory_that_an_engine_may_still_write_to_is_kept),
         cmocka_unit_test(engine_that_fails_anywhere_ends_every_rank),

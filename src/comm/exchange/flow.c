@@ -47,7 +47,7 @@ cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
     const struct cairn__call *call = &work->request.call;
     const struct exchange_shape *shape = cairn__exchange_shape(x, call);
     const bool stages = shape && shape->stages;
-    const bool is_short = stages && cairn__exchange_staged_nbytes(x, shape, call) <= EXCHANGE_SHORT_NBYTES;
+    const bool is_short = stages && cairn__exchange_staged_nbytes(x, shape, call, call->n) <= EXCHANGE_SHORT_NBYTES;
     struct flow *f = NULL;
     cairn_status st = CAIRN_OK;
     TRY(make_room(x, call, stages, is_short));
@@ -59,6 +59,8 @@ cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
     if (shape) {
         f->per_block = cairn__exchange_per_block(x, shape, call);
         f->blocks = (call->n + f->per_block - 1) / f->per_block;
+        assert(!stages || cairn__exchange_staged_nbytes(x, shape, call,
+                                                        call->n < f->per_block ? call->n : f->per_block) <= f->stride);
     }
     struct flow_queue *q = queue_of(x, call);
     if (q->head) {

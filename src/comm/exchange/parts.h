@@ -101,9 +101,9 @@ size_t cairn__exchange_per_block(const struct exchange *x, const struct exchange
                                  const struct cairn__call *call);
 /* Of x->staging. */
 size_t cairn__exchange_stride(int size);
-/* At least what the call needs of a slot, if it is not cut into blocks. */
+/* At least what a block of n elements needs of a slot. */
 size_t cairn__exchange_staged_nbytes(const struct exchange *x, const struct exchange_shape *shape,
-                                     const struct cairn__call *call);
+                                     const struct cairn__call *call, size_t n);
 /* Whether the call is a sum that the group adds up in two levels. */
 bool cairn__adds_in_levels(const struct exchange *x, const struct cairn__call *call);
 

@@ -1,4 +1,5 @@
 /* How each collective is made of transfers. */
+#include <assert.h>
 #include <string.h>
 
 #include "comm/exchange/machine.h"
@@ -74,6 +75,7 @@ static void combine(struct exchange *x, const struct flow *f, void *dst, struct 
     const struct cairn__request *q = &f->work->request;
     const int p = x->group->size;
     uint32_t found = 0;
+    assert(staged_at(p, staged) <= f->stride);
     for (int r = 0; r < p; r++) x->srcs[r] = staging + staged_at(r, staged);
     x->srcs[x->group->rank] = (const char *)q->src + own.at;
     const enum cairn__reduction reduction = reductions[q->call.redop];
@@ -288,9 +290,9 @@ size_t cairn__exchange_stride(int size) {
 }
 
 size_t cairn__exchange_staged_nbytes(const struct exchange *x, const struct exchange_shape *shape,
-                                     const struct cairn__call *call) {
-    const size_t p = (size_t)x->group->size, nbytes = call->n * cairn_dtype_nbytes((cairn_dtype)call->dtype);
+                                     const struct cairn__call *call, size_t n) {
+    const size_t p = (size_t)x->group->size, nbytes = n * cairn_dtype_nbytes((cairn_dtype)call->dtype);
     const bool is_of_each = shape->parts || shape == &whole_allreduce;
-    if (shape == &cairn__machine_allreduce) return cairn__machine_staged_nbytes(call->n, x->group->size);
+    if (shape == &cairn__machine_allreduce) return cairn__machine_staged_nbytes(n, x->group->size);
     return (is_of_each ? p : 1) * nbytes + p * SLICE_NBYTES;
 }
