@@ -1,10 +1,11 @@
 /* Sums in two levels: ranks that are threads, on machines that are names, over the engine of tests. With
- * CAIRN_TEST_SHORT in the environment each layout and each length has one type instead of all, by turns. */
+ * CAIRN_TEST_SHORT in the environment each layout and each length but the first has one type, not all, by turns. */
 #include "machines.h"
 
 #include <poll.h>
 #include <stdatomic.h>
 
+#include "comm/exchange/machine.h"
 #include "comm/exchange/parts.h"
 #include "core/alloc.h"
 #include "core/half.h"
@@ -126,9 +127,10 @@ static char *reduce_in_every_way(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-/* Whether type t is left out of case k. */
+/* Whether type t is left out of case k. The first has all: its long arrays go in several blocks. By these turns f32
+ * and a half meet the shortest length each that goes in two levels, 1025 and 2049. */
 static bool is_left_out(size_t k, int t) {
-    return getenv("CAIRN_TEST_SHORT") && k % NUM_TYPES != (size_t)t;
+    return k > 0 && getenv("CAIRN_TEST_SHORT") && (k + 1) % NUM_TYPES != (size_t)t;
 }
 
 static void long_sums_have_the_bits_of_the_model(void **state) {
@@ -153,6 +155,26 @@ static void sums_of_any_length_have_the_bits_of_the_model(void **state) {
             run_on(w.on, (unsigned)k, reduce_in_every_way, &w);
         }
     }
+}
+
+static char *reduce_on_each_side_of_short_staging(cairn_group *group, void *ctx) {
+    const struct exchange *x = group->impl;
+    struct wanted w = {ctx, CAIRN_F32, 1}, longer = w;
+    while (cairn__machine_staged_nbytes(w.n + 1, cairn_group_size(group)) <= EXCHANGE_SHORT_NBYTES) w.n++;
+    longer.n = w.n + 1;
+    PASS(reduce_in_every_way(group, &w));
+    EXPECT(x->short_staging && !x->staging);
+    PASS(reduce_in_every_way(group, &longer));
+    EXPECT(x->staging);
+    PASS(reduce_in_every_way(group, &w));
+    return reduce_in_every_way(group, &longer);
+}
+
+static void short_and_long_sums_by_turns_have_the_bits_of_the_model(void **state) {
+    char three[] = "aab", eight[] = "aabbccab";
+    (void)state;
+    run_on(three, 1, reduce_on_each_side_of_short_staging, three);
+    run_on(eight, 2, reduce_on_each_side_of_short_staging, eight);
 }
 
 static char *reduce_and_scatter(cairn_group *group, void *ctx) {
@@ -404,6 +426,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(long_sums_have_the_bits_of_the_model),
         cmocka_unit_test(sums_of_any_length_have_the_bits_of_the_model),
+        cmocka_unit_test(short_and_long_sums_by_turns_have_the_bits_of_the_model),
         cmocka_unit_test(other_reductions_have_the_same_bits),
         cmocka_unit_test(levels_need_several_machines_and_one_with_several_ranks),
         cmocka_unit_test(flat_on_one_rank_is_flat_on_all),
