@@ -115,7 +115,7 @@ static char *seams(cairn_group *group, void *ctx) {
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
         for (int place = 0; place < NUM_PLACES; place++, turn += 5) {
             const int where = (int)((unsigned)(place + rank * 7) + turn) % NUM_PLACES; /* in place on some ranks */
-            if (is_short() && counts[c] > 17 && (size_t)place % 4 != c % 4) continue;
+            if (is_short() && counts[c] > 17 && (size_t)place / 4 != c % 4) continue;
             PASS(check_sum(group, &a, where, counts[c], -1));
             PASS(check_sum(group, &a, where, counts[c], (int)turn % p));
             PASS(check_parts(group, &a, where, counts[c] / (size_t)p + 1));
