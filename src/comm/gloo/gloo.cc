@@ -187,14 +187,17 @@ class Pair : public gloo::transport::tcp::Pair {
   private:
     /* gloo returns at once where another thread has the lock, its loop gets the same event again, and so takes the
      * processor from a holder that waits for one. A holder that closes this waits until gloo's thread is out of here,
-     * which therefore waits for MOST_NS alone. */
+     * which therefore waits at most 1 ms. */
     void wait_for_lock() noexcept {
-        enum { MOST_NS = 1000000, SECOND_NS = 1000000000 };
+        constexpr long MOST_NS = 1000000, SECOND_NS = 1000000000;
+        std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
+        if (guard) return;
         struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
+        clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += MOST_NS;
-        if (until.tv_nsec >= SECOND_NS) until.tv_sec++, until.tv_nsec -= SECOND_NS;
-        if (pthread_mutex_clocklock(m_.native_handle(), CLOCK_MONOTONIC, &until) == 0) m_.unlock();
+        until.tv_sec += until.tv_nsec / SECOND_NS;
+        until.tv_nsec %= SECOND_NS;
+        if (pthread_mutex_timedlock(m_.native_handle(), &until) == 0) m_.unlock();
     }
 
     /* Another thread may have the lock for a moment, or, as it closes this, until gloo's thread is out of here. No
