@@ -62,7 +62,7 @@ struct stage {
 };
 
 enum fault { FAILS = 1, FAILS_IN_BACKWARD, GROWS, LEAVES, NEVER_COMES };
-enum call { STEP, STEP_WITHOUT_LOSS, EVAL };
+enum call { STEP, STEP_WITHOUT_LOSS, EVAL, EVAL_WITH_LOSS };
 struct plan {
     enum fault fault;
     int victim;
@@ -184,7 +184,7 @@ static void the_host_waits_for_no_micro_batch(void **state) {
 /* ---- failures ---- */
 
 static cairn_status call(struct stage *s, enum call call, double *loss, cairn_tensor **output) {
-    return call == EVAL ? cairn_pipeline_eval(s->pipeline, s->x, s->y, NULL, output)
+    return call >= EVAL ? cairn_pipeline_eval(s->pipeline, s->x, s->y, call == EVAL ? NULL : loss, output)
                         : cairn_pipeline_step(s->pipeline, s->x, s->y, call == STEP ? loss : NULL);
 }
 
@@ -193,7 +193,7 @@ static char *expect_failed(const struct plan *plan, struct stage *s, cairn_statu
     if (plan->fault == GROWS) EXPECT_SAYS("micro-batch 1 sends has another shape or type than in the call before");
     if (is_victim && plan->fault == GROWS) EXPECT(st == CAIRN_ENOTSUP);
     if (!is_victim) EXPECT(st == CAIRN_EPEER || st == CAIRN_ETIMEOUT);
-    if (plan->fault <= GROWS && plan->call != EVAL) EXPECT(cairn_step(s->optimizer) == CAIRN_ESTATE);
+    if (plan->fault <= GROWS && plan->call < EVAL) EXPECT(cairn_step(s->optimizer) == CAIRN_ESTATE);
     cairn_zero_grad(s->optimizer);
     return NULL;
 }
@@ -256,9 +256,10 @@ static void no_rank_has_the_loss_of_a_step_whose_last_backward_failed(void **sta
     strike(FAILS_IN_BACKWARD, 0, STEP);
 }
 
-static void no_rank_has_the_output_of_an_evaluation_that_failed_on_one(void **state) {
+static void no_rank_has_a_result_of_an_evaluation_that_failed_on_one(void **state) {
     (void)state;
     strike(FAILS, 0, EVAL);
+    strike(FAILS, 1, EVAL_WITH_LOSS);
 }
 
 static void a_step_without_loss_may_fail_with_the_next_call(void **state) {
@@ -317,7 +318,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(batches_may_differ_from_step_to_step),
         cmocka_unit_test(no_rank_has_the_loss_of_a_step_that_failed_on_one),
         cmocka_unit_test(no_rank_has_the_loss_of_a_step_whose_last_backward_failed),
-        cmocka_unit_test(no_rank_has_the_output_of_an_evaluation_that_failed_on_one),
+        cmocka_unit_test(no_rank_has_a_result_of_an_evaluation_that_failed_on_one),
         cmocka_unit_test(a_step_without_loss_may_fail_with_the_next_call),
         cmocka_unit_test(a_rank_that_does_not_come_ends_the_others_with_a_sentence),
     };
