@@ -26,10 +26,10 @@ void cairn__team_await(struct cairn_data_parallel *dp, bool (*is)(const void *wh
 
 /* ---- work ---- */
 
+/* Not from is_gone on: that is set before the status is written. */
 static bool has_done(const void *what) {
     const struct cairn__replica *r = what;
-    return atomic_load(&r->done) == atomic_load(&r->posted) || atomic_load(&r->is_gone) ||
-           atomic_load(&r->dp->has_ended);
+    return atomic_load(&r->done) == atomic_load(&r->posted) || atomic_load(&r->dp->has_ended);
 }
 
 static void post(struct cairn__replica *r, cairn_status (*work)(struct cairn__replica *r)) {
