@@ -1,5 +1,5 @@
-/* A whole training step recorded once and replayed: on a GPU as a CUDA graph, one launch for everything in it;
- * elsewhere the step is simply run. Either way a replay is one step, so that a program is written once.
+/* Records a whole training step once and replays it: on a GPU as a CUDA graph, with one launch for everything in it;
+ * elsewhere a replay simply calls the step. Either way a replay is one step, so one program serves both.
  *
  *     static cairn_status step(void *user) {
  *         struct trainer *t = user;
@@ -27,47 +27,48 @@ extern "C" {
 
 typedef struct cairn_graph cairn_graph;
 
-/* One training step, or any other work on one environment that does the same whenever it is called. */
+/* One training step, or any other work in one environment that is the same on every call. */
 typedef cairn_status (*cairn_graph_step)(void *user);
 
-/* The first replays call the step, so that all its memory is allocated and its algorithms are chosen; the next records
- * it. Only those that return CAIRN_OK count. */
+/* The first replays call the step, so that all its memory is allocated and its algorithms are chosen; the next one
+ * records it. Only calls that return CAIRN_OK count. */
 enum { CAIRN_GRAPH_WARMUP = 3 };
 
-/* Makes a graph of step. Nothing is run yet.
+/* Makes a graph of step. Nothing runs yet.
  *
- *   env    everything that step uses was made in it; one graph at a time is recorded
- *   step   begins with cairn_zero_grad and may call whatever queues work: forward, backward, cairn_step; with a scaled
- *          loss it must contain amp_scale_loss and cairn_step. It may not read from the device (cairn_tensor_item,
- *          cairn_tensor_read), write to it from the host (cairn_tensor_write, cairn_optimizer_set_lr), allocate there
- *          (leaf tensors, modules, optimizers), nor call cairn_manual_seed: while it is recorded those fail with
- *          CAIRN_ESTATE and a message, and so does the replay, even if the step ignores it. Kernels of the user's own
- *          belong to the recording if they are launched on cairn_cuda_stream(env)
- *   out    ends before env, and before what step uses, which must stay where it is: modules, optimizers, contexts, leaf
- *          tensors, groups
+ *   env    the environment in which everything that step uses was made; it records one graph at a time
+ *   step   begins with cairn_zero_grad and may call anything that queues work: forward, backward, cairn_step; with a
+ *          scaled loss it must contain both amp_scale_loss and cairn_step. It may not read from the device
+ *          (cairn_tensor_item, cairn_tensor_read), write to the device from the host (cairn_tensor_write,
+ *          cairn_optimizer_set_lr), allocate device memory (leaf tensors, modules, optimizers) or call
+ *          cairn_manual_seed: during recording these return CAIRN_ESTATE with a message, and the replay fails too, even
+ *          if the step ignores the error. The user's own kernels are recorded if they are launched on
+ *          cairn_cuda_stream(env)
+ *   out    must be destroyed before env and before the modules, optimizers, contexts, leaf tensors and groups that step
+ *          uses; these must keep their addresses
  *
- * What is recorded are addresses and the numbers given to operations (cairn_mul_scalar's) and to clipping. What changes
- * from replay to replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate
- * (cairn_optimizer_set_lr between replays), scale, counters and weights by themselves. A scale that is a static 1 is
- * recorded as that: amp_load_state_dict with another one comes before the graph. Own buffers' step takes its scale by
- * amp_next_scale_device. Dropout draws in every replay what the called step would have drawn, and random numbers that
- * are drawn or saved after the replay go on from there.
+ * A recording contains addresses, and the values of numbers passed to operations (as to cairn_mul_scalar) and to
+ * clipping. Whatever changes between replays is read through an address: inputs (cairn_tensor_write between replays)
+ * and the learning rate (cairn_optimizer_set_lr between replays); loss scale, counters and weights change by
+ * themselves. A static scale of 1 is recorded as a value: call amp_load_state_dict with another one before making the
+ * graph. A step over the user's own buffers gets its scale from amp_next_scale_device. Dropout draws in every replay
+ * what a call of the step would have drawn, and random numbers drawn or saved after the replay continue from there.
  *
- * Results   The step's have memory of their own: they stay readable until the next replay (the loss, say, by
- *           cairn_tensor_item), and end with the graph. Operations beside the graph cannot take them; cairn_tensor_keep
- *           makes a copy that they can. A replay begins a step for what runs beside it too: results of an evaluation
- *           between two replays end with the second, as if it had called cairn_zero_grad.
- * Memory    that of one step's results more.
+ * Results   of the step have memory of their own: they stay readable until the next replay (the loss, say, by
+ *           cairn_tensor_item) and end with the graph. Operations outside the graph cannot use them; cairn_tensor_keep
+ *           makes a copy that they can use. A replay counts as a cairn_zero_grad for results made outside the graph:
+ *           results of an evaluation between two replays end with the second one.
+ * Memory    an additional copy of one step's results.
  * Errors    CAIRN_EINVAL; CAIRN_ENOMEM. Threads: as the environment. Source: compare torch.cuda.CUDAGraph. */
 CAIRN_API cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *user, cairn_graph **out);
 
-/* One step. Errors: what step returns; CAIRN_ESTATE step did something that cannot be recorded: that step was not
- * taken, the training is unharmed, and further replays run the step as it is; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss
- * scale of an earlier step is at its floor; the cause of a group that has failed and whose collectives are recorded:
- * nothing was launched. */
+/* Runs one step. Errors: what step returns; CAIRN_ESTATE step did something that cannot be recorded: this step was not
+ * applied, the training state is intact, and further replays call the step without recording; CAIRN_EDEVICE;
+ * CAIRN_ENUMERIC the loss scale of an earlier step is at its floor; if a group whose collectives are recorded has
+ * failed, the cause of its failure: nothing was launched. */
 CAIRN_API cairn_status cairn_graph_replay(cairn_graph *graph);
 
-/* 1 once replays are launches of a recording; 0 while (or where) they call the step. */
+/* 1 once replays launch a recording; 0 while (or where) they call the step. */
 CAIRN_API int cairn_graph_is_recorded(const cairn_graph *graph);
 
 CAIRN_API void cairn_graph_destroy(cairn_graph **graph);

@@ -1,9 +1,9 @@
-/* Batches for training, read ahead by threads: datasets and loaders.
+/* Datasets and loaders: batches for training, read ahead by worker threads. Compare torch.utils.data.DataLoader.
  *
- * A dataset is a number of examples and a function that reads one of them. An example is a short list of fields: arrays
- * with a type and a shape, as a picture and its class. A loader takes the numbers that a sampler hands out (data.h),
- * has worker threads read these examples and put each batch of them together, and hands out batches in the sampler's
- * order, as tensors of an environment. torch.utils.data.DataLoader:
+ * A dataset has a number of examples and a function that reads one of them. An example is a short list of fields:
+ * arrays with a type and a shape, such as a picture and its class. A loader takes example indices from a sampler
+ * (data.h); its worker threads read these examples and collate each batch, and it returns the batches in the sampler's
+ * order, as tensors of an environment:
  *
  *     CAIRN_CHECK(cairn_npy_dataset_create((const char *const[]){"x.npy", "y.npy"}, 2, &dataset));     datasets.h
  *     CAIRN_CHECK(cairn_distributed_sampler_create(cairn_dataset_count(dataset), rank, ranks, NULL, &sampler));
@@ -17,14 +17,14 @@
  *         }
  *     }
  *
- * Position   is the sampler's: it moves by the examples that cairn_loader_next has handed out and not by those that are
- *            read ahead. So cairn_sampler_position is right between two calls; what moves the sampler (set_epoch,
- *            seek, a load) moves the loader; and the sampler's state is the loader's. One loader at a time uses a
- *            sampler.
- * Bits       of a batch are a function of the dataset, the numbers, seed and epoch: not of the number of workers, of
- *            ranks, of restarts, or of which thread was first.
- * Memory     is prefetch batches, and the examples of one more for each worker. It is reused: once the largest batch
- *            has been seen, no call allocates, but for tensors where shapes change. */
+ * Position   is the sampler's: it counts the examples that cairn_loader_next has returned, and not those that are read
+ *            ahead. So cairn_sampler_position is correct between two calls; moving the sampler (set_epoch, seek,
+ *            loading a state) moves the loader; and the sampler's state is the loader's. A sampler serves one loader at
+ *            a time.
+ * Bits       of a batch depend on the dataset, the indices, seed and epoch only: not on the number of workers or ranks,
+ *            on restarts, or on which thread was faster.
+ * Memory     holds prefetch batches, and the examples of one more batch for each worker. It is reused: after the
+ *            largest batch no call allocates, except tensors when shapes change. */
 #ifndef CAIRN_LOADER_H
 #define CAIRN_LOADER_H
 
@@ -52,45 +52,46 @@ struct cairn_field {
     int64_t shape[CAIRN_MAX_DIMS];
 };
 
-/* Adds a field and gives its memory, for the caller to fill: undefined until then, and owned by fields. It stays where
- * it is while others are added. An example's fields are cleared by the loader; their memory is reused.
+/* Adds a field and returns its memory for the caller to fill: uninitialised, and owned by fields. Its address stays the
+ * same when further fields are added. The loader clears an example's fields and reuses their memory.
  *
- *   shape  [ndim]; none is negative. ndim 0 and NULL: one value, as a class
+ *   shape  [ndim]; no size is negative. ndim 0 and NULL: a single value, such as a class
  *
- * Errors: CAIRN_EINVAL dtype, shape, or more than CAIRN_MAX_FIELDS; CAIRN_ENOMEM. Cost: none where the memory
- * suffices. */
+ * Errors: CAIRN_EINVAL dtype, shape, or more than CAIRN_MAX_FIELDS; CAIRN_ENOMEM. Does not allocate if the memory of
+ * earlier use is large enough. */
 CAIRN_API cairn_status cairn_fields_add(cairn_fields *fields, cairn_dtype dtype, int ndim, const int64_t *shape,
                                         void **data);
 
-/* The same with values, which are copied, and with one integer as i64. */
+/* The same, with values that are copied; and for one integer, as i64. */
 CAIRN_API cairn_status cairn_fields_add_values(cairn_fields *fields, cairn_dtype dtype, int ndim, const int64_t *shape,
                                                const void *values);
 CAIRN_API cairn_status cairn_fields_add_i64(cairn_fields *fields, int64_t value);
 
-/* How many there are, and one of them: NULL where there is none. It is valid until fields are added, cleared or
+/* The number of fields, and field i, or NULL if there is none. The pointer is valid until fields are added, cleared or
  * destroyed. */
 CAIRN_API int cairn_fields_count(const cairn_fields *fields);
 CAIRN_API const struct cairn_field *cairn_fields_at(const cairn_fields *fields, int i);
 
-/* For programs that read a dataset without a loader: no fields at first. Errors: CAIRN_EINVAL, CAIRN_ENOMEM. */
+/* For programs that read a dataset without a loader; empty at first. Errors: CAIRN_EINVAL, CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_fields_create(cairn_fields **out);
 CAIRN_API void cairn_fields_clear(cairn_fields *fields);
 CAIRN_API void cairn_fields_destroy(cairn_fields **fields);
 
 /* ---- random numbers of an example ---- */
 
-/* A stream of random numbers for one example in one epoch, for crops and flips. */
+/* The random numbers of one example in one epoch, for crops and flips. */
 struct cairn_random {
     uint64_t state[8]; /* Cairn's own */
 };
 
-/* Starts the stream that a loader with this seed hands to the example in the epoch. Its words are those of
+/* Starts the stream that a loader with this seed gives to this example in this epoch. Its words are those of
  * Philox4x32-10 (SC11) with key seed and counters 2^127 + 2^126 + (epoch mod 2^30) * 2^96 + index * 2^32 + b, b = 0, 1,
- * ..., 2^32 - 1, four words each: other numbers than those of samplers and tensors. epoch and index: from 0. */
+ * ..., 2^32 - 1, four words each; the streams of samplers and tensors do not overlap with it. epoch and index: from 0.
+ * */
 CAIRN_API void cairn_random_begin(struct cairn_random *random, uint64_t seed, int64_t epoch, int64_t index);
 
-/* The next word; uniform in [0, 1) of its upper 24 bits; a uniform whole number below bound, without bias, by Lemire's
- * rule as in data.h (0 where bound is 0, which takes no word). */
+/* The next word; a uniform number in [0, 1) from a word's upper 24 bits; a uniform integer below bound, unbiased by
+ * Lemire's method as in data.h (for bound 0 it returns 0 and consumes no word). */
 CAIRN_API uint32_t cairn_random_word(struct cairn_random *random);
 CAIRN_API float cairn_random_uniform(struct cairn_random *random);
 CAIRN_API uint32_t cairn_random_below(struct cairn_random *random, uint32_t bound);
@@ -99,16 +100,17 @@ CAIRN_API uint32_t cairn_random_below(struct cairn_random *random, uint32_t boun
 
 typedef struct cairn_dataset cairn_dataset;
 
-/* Puts n examples together: adds the fields of a batch, whose tensors have these types and shapes. Called by several
- * threads at a time. ctx: a dataset's self, or cairn_loader_options.collate_ctx. */
+/* Collates n examples: adds the fields of a batch, whose tensors get these types and shapes. Called by several threads
+ * concurrently. ctx: a dataset's self, or cairn_loader_options.collate_ctx. */
 typedef cairn_status (*cairn_collate_fn)(void *ctx, const cairn_fields *const *examples, size_t n, cairn_fields *batch);
 
-/* What a dataset does. Functions that fail return what cairn_dataset_fail returns, so that there is a sentence. They
- * may not call what uses an environment: that is another thread's. */
+/* The functions of a dataset. On failure they return the result of cairn_dataset_fail, which sets the message. They
+ * must not call anything that uses an environment, since they run on other threads. */
 struct cairn_dataset_functions {
     size_t struct_size;
-    /* Adds the fields of example index, in [0, count), to example, which is empty. Called by several threads at a
-     * time. random: the example's own numbers; what is drawn by it alone is the same for any number of workers. */
+    /* Adds the fields of example index, in [0, count), to example, which is empty. Called by several threads
+     * concurrently. random: the example's own random numbers; using only these makes results independent of the number
+     * of workers. */
     cairn_status (*read)(void *self, int64_t index, struct cairn_random *random, cairn_fields *example);
     cairn_collate_fn collate;    /* (optional: NULL = cairn_collate_stack) */
     void (*destroy)(void *self); /* (optional: NULL = nothing to do) */
@@ -116,29 +118,29 @@ struct cairn_dataset_functions {
 #define cairn_dataset_functions(...) \
     (&(struct cairn_dataset_functions){.struct_size = sizeof(struct cairn_dataset_functions), __VA_ARGS__})
 
-/* A dataset of the program's own.
+/* Makes a dataset of the program's own.
  *
- *   self       what its functions get; the dataset's from here on, where the call succeeds: destroy ends it
- *   count      examples, from 0
+ *   self       passed to its functions. If the call succeeds the dataset owns it: functions->destroy frees it
+ *   count      the number of examples; 0 or more
  *   functions  copied
  *
- * Errors: CAIRN_EINVAL, CAIRN_ENOMEM: self is still the caller's. Threads: cairn_dataset_read may be called by several
- * at a time. */
+ * Errors: CAIRN_EINVAL, CAIRN_ENOMEM: self then stays the caller's. Threads: cairn_dataset_read may be called by
+ * several threads concurrently. */
 CAIRN_API cairn_status cairn_dataset_create(void *self, int64_t count, const struct cairn_dataset_functions *functions,
                                             cairn_dataset **out);
 
-/* After every loader that uses it. */
+/* Call it after destroying all loaders that use the dataset. */
 CAIRN_API void cairn_dataset_destroy(cairn_dataset **dataset);
 
 /* 0 for NULL. */
 CAIRN_API int64_t cairn_dataset_count(const cairn_dataset *dataset);
 
-/* Reads one example, for datasets that are made of others, and for looking at one. Errors: CAIRN_EINVAL an index that
- * is not there; what the dataset reports. example has fields of no meaning then. */
+/* Reads one example, for datasets built on other datasets, or for inspection. Errors: CAIRN_EINVAL an index out of
+ * range; the dataset's errors. The fields of example are then undefined. */
 CAIRN_API cairn_status cairn_dataset_read(const cairn_dataset *dataset, int64_t index, struct cairn_random *random,
                                           cairn_fields *example);
 
-/* Sets this thread's last error to the formatted sentence and returns status: for functions of the program's own. */
+/* Sets this thread's last error to the formatted message and returns status; for functions of the program's own. */
 CAIRN_API cairn_status cairn_dataset_fail(cairn_status status, const char *format, ...)
 #ifdef __GNUC__
     __attribute__((format(printf, 2, 3)))
@@ -147,29 +149,28 @@ CAIRN_API cairn_status cairn_dataset_fail(cairn_status status, const char *forma
 
 /* ---- collate functions ---- */
 
-/* Field i of the batch is field i of the examples, one behind the other: [n] + shape. ctx: NULL. torch's
- * default_collate.
- * Errors: CAIRN_EINVAL the examples have other numbers of fields, types or shapes: says which, and both. */
+/* Stacks field i of all examples into field i of the batch: [n] + shape. ctx: NULL. torch's default_collate.
+ * Errors: CAIRN_EINVAL examples differ in number of fields, types or shapes; the message says which and how. */
 CAIRN_API cairn_status cairn_collate_stack(void *ctx, const cairn_fields *const *examples, size_t n,
                                            cairn_fields *batch);
 
 struct cairn_pad_options {
     size_t struct_size;
-    uint32_t fields; /* bit i: field i of the examples is padded; 0 = all that have dimensions. Others are stacked */
-    int64_t length;  /* of the padded dimension; 0 = that of the longest example of the batch */
-    int64_t multiple_of;             /* the longest is rounded up to a multiple of this; 0 = 1 */
-    double values[CAIRN_MAX_FIELDS]; /* what field i is padded with, converted to its type; 0 */
-    cairn_switch mask; /* ON: one tensor more, the last: bool [n, length], true where mask_of is not padded */
-    int mask_of;       /* the field that the mask is of; 0 */
+    uint32_t fields;     /* bit i: pad field i; 0 = all fields that have dimensions. Other fields are stacked */
+    int64_t length;      /* of the padded dimension; 0 = that of the batch's longest example */
+    int64_t multiple_of; /* the longest is rounded up to a multiple of this; 0 = 1 */
+    double values[CAIRN_MAX_FIELDS]; /* the padding value of field i, converted to its type; 0 */
+    cairn_switch mask; /* ON: adds a last tensor: bool [n, length], true where field mask_of is not padding */
+    int mask_of;       /* the index of the masked field; 0 */
 };
 #define cairn_pad_options(...) \
     (&(struct cairn_pad_options){.struct_size = sizeof(struct cairn_pad_options), __VA_ARGS__})
 
-/* As cairn_collate_stack, for fields whose first dimension differs, as sentences: [T] become [n, longest T], and each
- * is filled up at its end. The mask, as [n, 1, 1, T], is one of attention (ops.h). torch's
+/* As cairn_collate_stack, for fields whose first dimension differs, such as sentences: arrays [T] become [n, longest
+ * T], each padded at its end. The mask, viewed as [n, 1, 1, T], can be used for attention (ops.h). torch's
  * pad_sequence(batch_first=True); with length, Hugging Face's padding="max_length".
- * ctx: a struct cairn_pad_options, which outlives the loader, or NULL = all defaults.
- * Errors: CAIRN_EINVAL an example longer than length; other dimensions that differ; options. */
+ * ctx: a struct cairn_pad_options that outlives the loader, or NULL = all defaults.
+ * Errors: CAIRN_EINVAL an example longer than length; a difference in other dimensions; options. */
 CAIRN_API cairn_status cairn_collate_pad(void *ctx, const cairn_fields *const *examples, size_t n, cairn_fields *batch);
 
 /* ---- loaders ---- */
@@ -178,30 +179,30 @@ typedef struct cairn_loader cairn_loader;
 
 struct cairn_loader_options {
     size_t struct_size;
-    int workers;              /* threads that read, "cairn-loader", up to 256; 0 = cairn_loader_next reads */
-    int prefetch;             /* batches that are read, or being read, ahead of the one handed out; 0 = two a worker;
-                               * without workers none is */
+    int workers;              /* reading threads, "cairn-loader", at most 256; 0 = cairn_loader_next reads itself */
+    int prefetch;             /* batches read ahead, or being read, beyond the returned one; 0 = two per worker; always
+                               * none without workers */
     cairn_switch drop_last;   /* ON: an epoch ends at the last full batch. OFF: the last one may have fewer examples */
-    uint64_t seed;            /* of the examples' random numbers; the same on every rank. 0 is a seed */
-    cairn_collate_fn collate; /* in the place of the dataset's. NULL = the dataset's */
-    void *collate_ctx;        /* what it gets; outlives the loader */
+    uint64_t seed;            /* of the examples' random numbers; the same on every rank. 0 is a valid seed */
+    cairn_collate_fn collate; /* used instead of the dataset's; NULL = the dataset's */
+    void *collate_ctx;        /* passed to collate; outlives the loader */
 };
 #define cairn_loader_options(...) \
     (&(struct cairn_loader_options){.struct_size = sizeof(struct cairn_loader_options), __VA_ARGS__})
 
-/* A batch. It belongs to the loader and is valid until the next call of cairn_loader_next. */
+/* A batch. The loader owns it; it is valid until the next call of cairn_loader_next. */
 struct cairn_batch {
-    size_t n; /* examples: fewer than the loader's batch at the end of an epoch */
+    size_t n; /* examples; fewer than the loader's batch size at the end of an epoch */
     int count;
-    cairn_tensor *const *tensors; /* [count]: the fields that collate has made */
-    const int64_t *indices;       /* [n] the examples' numbers */
+    cairn_tensor *const *tensors; /* [count] the fields that collate made */
+    const int64_t *indices;       /* [n] the examples' indices */
 };
 
-/* A loader, which starts its threads; they begin to read with the first cairn_loader_next.
+/* Makes a loader and starts its threads; they begin to read at the first cairn_loader_next.
  *
  *   dataset  outlives the loader
- *   sampler  likewise; of no more examples than the dataset has
- *   batch    examples, from 1
+ *   sampler  outlives the loader; has at most as many examples as the dataset
+ *   batch    examples per batch, at least 1
  *   options  NULL = all defaults; copied
  *
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM; CAIRN_ESYSTEM a thread could not be started. */
@@ -209,30 +210,30 @@ CAIRN_API cairn_status cairn_loader_create(cairn_env *env, const cairn_dataset *
                                            size_t batch, const struct cairn_loader_options *options,
                                            cairn_loader **out);
 
-/* Ends the threads, at any moment: waits for reads that have begun, and for no others. Before the environment, the
- * sampler and the dataset end. */
+/* Stops the threads; may be called at any time, and waits only for reads that have begun. Call it before destroying the
+ * environment, the sampler or the dataset. */
 CAIRN_API void cairn_loader_destroy(cairn_loader **loader);
 
-/* The next batch, from where the sampler is; *batch = NULL at the end of the epoch. Waits until it has been read.
+/* Returns the next batch from the sampler's position, or *batch = NULL at the end of the epoch. Waits until it is read.
  *
- * Tensors  are leaves of the environment. As long as types and shapes stay, they are the same ones with new values, as
- *          of cairn_tensor_write: so a recorded graph replays with them (drop_last ON), and a graph over two batches,
- *          or a batch that is used later, needs cairn_tensor_keep. Where a shape changes, the old tensor is ended by
- *          cairn_tensor_destroy and another takes its place.
- * Errors   an example that cannot be read fails the call that would hand it out, and not an earlier one: with what
- *          the dataset returned, behind "example NUMBER: ". The sampler stays where it was, so that the next call reads
- *          the batch again, and cairn_sampler_seek passes over it. CAIRN_EINVAL what collate refuses, or a field of u8,
- *          of which there are no tensors; CAIRN_ESTATE a graph is being recorded, or in a child of fork, which has none
- *          of the threads; CAIRN_ENOMEM; CAIRN_EDEVICE.
+ * Tensors  are leaves of the environment. As long as types and shapes stay the same, every batch has the same tensors
+ *          with new values, as after cairn_tensor_write: so a recorded graph replays with them (drop_last ON); to use a
+ *          batch later, or two in one graph, copy it with cairn_tensor_keep. If a shape changes, the old tensor is
+ *          destroyed with cairn_tensor_destroy and replaced.
+ * Errors   An example that cannot be read fails the call that would return it and no earlier one: with the dataset's
+ *          error, prefixed by "example NUMBER: ". The sampler does not move, so the next call reads the batch again;
+ *          skip it with cairn_sampler_seek. CAIRN_EINVAL collate's errors, or a field of u8, a type that tensors do not
+ *          have; CAIRN_ESTATE a graph is being recorded, or the process is a child of fork, which has none of the
+ *          threads; CAIRN_ENOMEM; CAIRN_EDEVICE.
  * Threads  that of the environment.
- * Cost     on the CPU one copy of the batch; on a GPU one that the device makes while the host goes on. */
+ * Cost     on the CPU one copy of the batch; on a GPU a copy that the device makes asynchronously. */
 CAIRN_API cairn_status cairn_loader_next(cairn_loader *loader, const struct cairn_batch **batch);
 
-/* Batches in an epoch of this rank; 0 for NULL. */
+/* The number of batches in an epoch of this rank; 0 for NULL. */
 CAIRN_API int64_t cairn_loader_length(const cairn_loader *loader);
 
-/* The loader as a part of a training's state (stateful.h): that is its sampler's, with its rules for another number of
- * ranks. A program adds one of the two. What was read ahead is read again. */
+/* The loader's state for a checkpoint (stateful.h): it is the sampler's, with the same rules for another number of
+ * ranks, so add only one of the two. Batches that were read ahead are read again. */
 CAIRN_API cairn_stateful cairn_loader_stateful(cairn_loader *loader);
 
 #ifdef __cplusplus
