@@ -32,6 +32,11 @@ static inline bool check_ranks_are_threads(void) {
     return ranks && strcmp(ranks, "threads") == 0;
 }
 
+/* Whether what proves little twice is left out, as by tools/check without --all: CONTRIBUTING.md lists what. */
+static inline bool check_is_short(void) {
+    return getenv("CAIRN_TEST_SHORT") != NULL;
+}
+
 /* For cairn_set_log, where messages are many and meant. */
 static inline void log_nothing(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie, (void)level, (void)message;
@@ -56,6 +61,13 @@ static inline bool check_ranks_have_gpus(void) {
     do {                                                                                         \
         const char *words_ = (words), *said_ = cairn_last_error();                               \
         if (!strstr(said_, words_)) fail_msg("%s'%s' is not in '%s'", check_who, words_, said_); \
+    } while (0)
+
+/* Ends the test, and says why it cannot run here. */
+#define SKIP(why)                \
+    do {                         \
+        print_message(why "\n"); \
+        skip();                  \
     } while (0)
 
 #define REFUSED(call, status, words)        \

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
+
 /* Writes the i-th seed, FUZZ_MAX bytes at most; 0 = there are no more. */
 static size_t fuzz_seed(int i, uint8_t *out);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes);
@@ -181,7 +183,7 @@ int main(int argc, char **argv) {
             replayed++;
         }
     }
-    if (getenv("CAIRN_TEST_SHORT")) seconds /= 2;
+    if (check_is_short()) seconds /= 2;
     return replayed ? 0 : fuzz_for(seconds, seed);
 }
 

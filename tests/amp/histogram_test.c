@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "core/philox.h"
 #include "scaler_fields.h"
 
@@ -136,7 +137,7 @@ static void follow(uint64_t seed) {
 
 static void histogram_follows_its_model_over_random_sequences(void **state) {
     (void)state;
-    const uint64_t sequences = getenv("CAIRN_TEST_SHORT") ? 250 : 1000;
+    const uint64_t sequences = check_is_short() ? 250 : 1000;
     for (uint64_t seed = 0; seed < sequences; seed++) follow(seed);
 }
 

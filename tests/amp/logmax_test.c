@@ -6,11 +6,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "core/philox.h"
 #include "scaler_fields.h"
 
@@ -143,7 +143,7 @@ static void follow(uint64_t seed, int *tight) {
 static void logmax_follows_its_model_over_random_sequences(void **state) {
     (void)state;
     int tight = 0;
-    const int sequences = getenv("CAIRN_TEST_SHORT") ? 250 : 1000;
+    const int sequences = check_is_short() ? 250 : 1000;
     for (int seed = 0; seed < sequences; seed++) follow((uint64_t)seed, &tight);
     assert_true(tight > 0.75 * sequences * STEPS);
 }

@@ -66,10 +66,6 @@ static void quiet(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie, (void)level, (void)message;
 }
 
-static bool is_short(void) {
-    return getenv("CAIRN_TEST_SHORT") != NULL;
-}
-
 static double rate_of_model(int m) {
     return ldexp(1, -2 - m);
 }
@@ -289,7 +285,7 @@ static void run_injections(struct run like, cairn_env *env) {
         if (!may_overflow(like.of, loss, part)) continue;
         like.bad[step][loss] = part;
         for (like.zeroing = 0; like.zeroing < ZEROINGS; like.zeroing++) {
-            if (is_short() && like.zeroing != (i + i / parts) % ZEROINGS) continue;
+            if (check_is_short() && like.zeroing != (i + i / parts) % ZEROINGS) continue;
             like.momentum = turn++ / 2 % 2 ? 0.5 : 0;
             run(env, like);
         }
@@ -299,7 +295,7 @@ static void run_injections(struct run like, cairn_env *env) {
 
 /* Several, as chance has it. */
 static void run_chances(struct run like, cairn_env *env) {
-    for (uint64_t seed = 0; seed < (is_short() ? 2 * ZEROINGS : 40); seed++) {
+    for (uint64_t seed = 0; seed < (check_is_short() ? 2 * ZEROINGS : 40); seed++) {
         for (int i = 0; i < STEPS * LOSSES; i++) {
             const uint32_t chance = cairn__philox(seed, (uint64_t)i, 0).word[0];
             const int loss = i % LOSSES, part = (int)(chance / 3 % PARTS);

@@ -261,7 +261,7 @@ static char *plant_in_all_operations(cairn_env *env, void *ctx) {
         for (size_t k = 0; k < families[f].cases->count; k++) {
             for (int level = 0; level < LEVELS; level++) {
                 struct subject s;
-                if (getenv("CAIRN_TEST_SHORT") && level % 4 != 0 && level != 3) continue; /* O1 f16, O2 bf16, O3 f16 */
+                if (check_is_short() && level % 4 != 0 && level != 3) continue; /* O1 f16, O2 bf16, O3 f16 */
                 if (totals->ranks > 1 && !is_first_of_its_op(families[f].cases, k)) continue;
                 if (!has_weight(&families[f].cases->cases[k])) continue;
                 PASS(subject_begin(&s, env, &families[f].cases->cases[k], &levels[level]));

@@ -6,12 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include <cmocka.h>
 
 #include <math.h>
 
+#include "../check.h"
 #include "core/philox.h"
 #include "scaler.h"
 
@@ -165,10 +165,6 @@ static struct cairn__scaler_state with_defaults(amp_scaler_kind kind) {
 
 /* ---- both ---- */
 
-static bool is_short(void) {
-    return getenv("CAIRN_TEST_SHORT") != NULL;
-}
-
 static int verdict_of(const struct model *m, double before) {
     if (m->scale > before) return CAIRN__SCALER_MOVED;
     if (!m->shrank) return CAIRN__SCALER_KEPT;
@@ -213,7 +209,7 @@ static void follow_with_window(struct model fresh, int window) {
                                       {0x1p-20, 8, 0x1p20}};
     fresh.window = window;
     for (int hysteresis = 1; hysteresis <= 3; hysteresis++) {
-        for (int r = is_short() ? hysteresis % 2 : 0; r < 4; r += is_short() ? 2 : 1) {
+        for (int r = check_is_short() ? hysteresis % 2 : 0; r < 4; r += check_is_short() ? 2 : 1) {
             fresh.min = reach[r][0], fresh.scale = reach[r][1], fresh.max = reach[r][2];
             fresh.delayed_shift = fresh.hysteresis = hysteresis;
             follow_every_sequence(&fresh);
@@ -245,7 +241,7 @@ static bool overflows(uint64_t seed, uint64_t step) {
 /* Two rounds of the weather in short. */
 static void follow_many_steps(struct model m, struct cairn__scaler_state s) {
     int64_t met[CAIRN__SCALER_AT_FLOOR + 1] = {0};
-    const int steps = is_short() ? 320000 : 1000000;
+    const int steps = check_is_short() ? 320000 : 1000000;
     for (uint64_t i = 0; i < (uint64_t)steps; i++) {
         step_both(&s, &m, overflows(42 + (uint64_t)m.kind, i));
         met[s.verdict]++;

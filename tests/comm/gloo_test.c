@@ -59,10 +59,6 @@ typedef char *(*rank_fn)(struct rank *r);
 
 /* ---- helpers ---- */
 
-static bool is_short(void) {
-    return getenv("CAIRN_TEST_SHORT") != NULL;
-}
-
 static void *rank_main(void *arg) {
     struct rank *r = arg;
     check_as_rank(r->rank, r->size);
@@ -223,7 +219,7 @@ static size_t uneven_end(struct uneven *u, int rank, int size) {
 static char *exchange_uneven_parts(struct rank *r) {
     static const size_t scales[] = {1, 1000, 1 << 20};
     EXPECT_OK(join(r));
-    for (size_t i = 0; i < (is_short() && r->size == MAX_RANKS ? 2 : 3); i++) {
+    for (size_t i = 0; i < (check_is_short() && r->size == MAX_RANKS ? 2 : 3); i++) {
         struct uneven u;
         uneven_init(&u, r->rank, r->size, scales[i]);
         const cairn_status st = move(r, uneven_alltoall(&u));
@@ -718,7 +714,7 @@ static void strangers_at_every_port_do_not_spoil_a_group(void **state) {
     (void)state;
     for (enum stray how = CLOSES; how < NUM_STRAYS; how++) {
         const pid_t stray = start_stray(how);
-        for (int i = 0; i < (is_short() ? 5 : 20); i++) {
+        for (int i = 0; i < (check_is_short() ? 5 : 20); i++) {
             run_ranks(2, gather_among_strangers);
             run_ranks(4, gather_among_strangers);
         }
@@ -808,7 +804,7 @@ static char *send_what_gloo_does_not_know(struct rank *r) {
 
 static void exception_in_gloos_thread_ends_the_group_and_not_the_process(void **state) {
     (void)state;
-    for (int i = 0; i < (is_short() ? 8 : 30); i++) run_ranks(2, send_what_gloo_does_not_know);
+    for (int i = 0; i < (check_is_short() ? 8 : 30); i++) run_ranks(2, send_what_gloo_does_not_know);
 }
 
 int main(void) {

@@ -22,10 +22,6 @@ static int value_of(int rank, size_t i, int salt) {
     return (int)((i * 7 + (size_t)rank * 3 + (size_t)salt) % 11) - 5;
 }
 
-static bool is_short(void) {
-    return getenv("CAIRN_TEST_SHORT") != NULL;
-}
-
 static struct cairn__shm *inside(cairn_group *group) {
     return group->impl;
 }
@@ -115,7 +111,7 @@ static char *seams(cairn_group *group, void *ctx) {
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
         for (int place = 0; place < NUM_PLACES; place++, turn += 5) {
             const int where = (int)((unsigned)(place + rank * 7) + turn) % NUM_PLACES; /* in place on some ranks */
-            if (is_short() && counts[c] > 17 && (size_t)place / 4 != c % 4) continue;
+            if (check_is_short() && counts[c] > 17 && (size_t)place / 4 != c % 4) continue;
             PASS(check_sum(group, &a, where, counts[c], -1));
             PASS(check_sum(group, &a, where, counts[c], (int)turn % p));
             PASS(check_parts(group, &a, where, counts[c] / (size_t)p + 1));
@@ -127,7 +123,7 @@ static char *seams(cairn_group *group, void *ctx) {
 static void blocks_fit_together_wherever_each_rank_has_its_arrays(void **state) {
     (void)state;
     for (int p = 1; p <= 5; p++) {
-        if (p != 4 || !is_short()) run_group(p, seams, NULL);
+        if (p != 4 || !check_is_short()) run_group(p, seams, NULL);
     }
 }
 
@@ -156,7 +152,7 @@ static char *turns(cairn_group *group, void *ctx) {
 
 static void overlapping_collectives_share_the_bounce_buffers(void **state) {
     (void)state;
-    for (int p = 2; p <= 5; p += is_short() ? 3 : 1) run_group(p, turns, NULL);
+    for (int p = 2; p <= 5; p += check_is_short() ? 3 : 1) run_group(p, turns, NULL);
 }
 
 /* ---- the flag ---- */
@@ -724,7 +720,7 @@ static void ranks_with_a_processor_each_spin_longer(void **state) {
     for (int c = 0; c < CPU_SETSIZE && n < 2; c++) {
         if (CPU_ISSET((size_t)c, &set)) processors[n++] = c;
     }
-    if (n < 2) skip();
+    if (n < 2) SKIP("needs two processors");
     assert_true(spins_of_two(processors[0], processors[1]) > spins_of_two(processors[0], processors[0]));
 }
 

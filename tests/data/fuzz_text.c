@@ -12,10 +12,6 @@ enum { IS_TABLE = 1, NO_HEADER = 2, DROPS = 4, HAS_LABELS = 8, HAS_INDEX = 16 };
 
 static char text_path[64], index_path[64];
 
-static void log_nothing(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level, (void)message;
-}
-
 /* Files without a disk; the index's folder takes no new one. */
 static void make_files(void) {
     cairn_set_log(log_nothing, NULL);

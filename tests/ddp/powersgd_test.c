@@ -222,10 +222,6 @@ static const struct beside besides[] = {
 };
 enum { NUM_BESIDES = sizeof(besides) / sizeof(besides[0]) };
 
-static bool is_short(void) {
-    return getenv("CAIRN_TEST_SHORT") != NULL;
-}
-
 static char *follow(cairn_env *env, const struct beside *b) {
     struct training t;
     struct given_values *inputs = calloc(MAX_RANKS, sizeof(inputs[0]));
@@ -237,7 +233,7 @@ static char *follow(cairn_env *env, const struct beside *b) {
     if (m->options.min_compression_rate == 0) m->options.min_compression_rate = 2;
     PASS(begin_training(env, &b->amp, &b->ddp, &b->options, &t));
     PASS(give_first_q(env, t.net, m));
-    for (int step = 0; step < (is_short() ? 20 : 50); step++) {
+    for (int step = 0; step < (check_is_short() ? 20 : 50); step++) {
         for (int r = 0; r < m->p; r++) given_gradients(m->options.matrix_approximation_rank, r, step, &inputs[r]);
         EXPECT_OK(run_backward(&t, &inputs[rank]));
         /* A sum divided before: the model's errors are of what is divided after. */
@@ -252,7 +248,7 @@ static char *follow(cairn_env *env, const struct beside *b) {
 
 static char *follow_all(cairn_env *env, void *ctx) {
     (void)ctx;
-    const bool few = is_on_gpu() || (is_short() && cairn_env_size(env) == 1);
+    const bool few = is_on_gpu() || (check_is_short() && cairn_env_size(env) == 1);
     for (int i = 0; i < NUM_BESIDES; i += few ? 3 : 1) PASS(follow(env, &besides[i]));
     return NULL;
 }
@@ -930,7 +926,7 @@ static char *give_up(cairn_env *env, void *ctx) {
 static void a_rank_that_gives_up_at_any_moment_fails_all_in_a_sentence(void **state) {
     (void)state;
     NOT_ON_A_GPU("there ranks notice by the timeout");
-    for (int i = 0; i < (is_short() ? 8 : 20); i++) run_ranks(3, give_up, NULL);
+    for (int i = 0; i < (check_is_short() ? 8 : 20); i++) run_ranks(3, give_up, NULL);
 }
 
 int main(void) {

@@ -7,20 +7,16 @@
 #include "../resume_gan.h"
 #include "../state/folder.h"
 
-static bool is_short(void) {
-    return getenv("CAIRN_TEST_SHORT") != NULL;
-}
-
 /* The distance of the cases that are tried. */
 static size_t stride(void) {
-    return is_short() ? 2 : 1;
+    return check_is_short() ? 2 : 1;
 }
 
 static char *resume_on_a_rank(cairn_env *env, void *ctx) {
     struct resume_case c = *(const struct resume_case *)ctx;
     const int one = (cairn_env_size(env) + (resume_folder != NULL)) % 3;
-    if (is_short()) c.at = 9, c.steps = 20;
-    return is_short() ? resumes(env, &c, 1, &one) : resumes(env, &c, 3, (const int[]){0, 1, 2});
+    if (check_is_short()) c.at = 9, c.steps = 20;
+    return check_is_short() ? resumes(env, &c, 1, &one) : resumes(env, &c, 3, (const int[]){0, 1, 2});
 }
 
 static void trainings_of_ranks_go_on_to_the_bit(void **state) {
@@ -858,7 +854,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest by_chance[] = {
         cmocka_unit_test_setup_teardown(trainings_by_chance_go_on_to_the_bit, with_files_of_some, without_files)};
     cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
-    if (is_short()) num_seeds = 2;
+    if (check_is_short()) num_seeds = 2;
     if (argc > 2 && strcmp(argv[1], "random") == 0) {
         num_seeds = atoi(argv[2]);
         if (argc > 3) first_seed = atoi(argv[3]);

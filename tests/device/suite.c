@@ -24,7 +24,7 @@
 #include "core/philox.h"
 #include "device/device.h"
 
-static bool is_short, is_cpu;
+static bool is_cpu;
 static struct cairn_device *device;
 static const struct cairn__passes *passes;
 
@@ -880,7 +880,7 @@ static void train_by(const char *name, const struct cairn__optim_rule *rules, si
     EACH_FLOAT(grad) {
         for (int mode = 0; mode < CAIRN__NUM_STORAGE_MODES; mode++) {
             for (size_t r = 0; r < count; r++) {
-                if (is_short && (size_t)(grad - floats + mode) % count != r) continue;
+                if (check_is_short() && (size_t)(grad - floats + mode) % count != r) continue;
                 train(*grad, (enum cairn__weight_mode)mode, name, &rules[r]);
             }
         }
@@ -1961,7 +1961,7 @@ static void products_are_exact_on_whole_numbers(void **state) {
         EACH_FLOAT(t) {
             for (unsigned flags = 0; flags < 64; flags++) {
                 if (*t == CAIRN_F32 && flags & 32) continue; /* it is f32 anyhow */
-                if (is_short && !is_cpu && shapes[s][0] * shapes[s][1] > 100 && flags % 8 != s) continue;
+                if (check_is_short() && !is_cpu && shapes[s][0] * shapes[s][1] > 100 && flags % 8 != s) continue;
                 check_product(shapes[s], *t, flags, s % 2);
                 if (shapes[s][0] == 8) check_product(shapes[s], *t, flags, 1);
             }
@@ -2255,7 +2255,6 @@ int main(int argc, char **argv) {
         TEST(sums_of_many_tiles_are_exact),
     };
     const char *name = argc > 1 ? argv[1] : "cpu";
-    is_short = getenv("CAIRN_TEST_SHORT") != NULL;
     is_cpu = strcmp(name, "cpu") == 0;
     const bool required = argc > 2 && strcmp(argv[2], "required") == 0;
     if (cairn__device_open(name, 0, &device) != CAIRN_OK) {

@@ -7,7 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -15,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "cairn/cairn.h"
 
 enum { MAX_KIB = 48 << 10, STEP_KIB = 512, LONG_STEP_KIB = 2048, TRAINED = 3, REFUSED = 4, NOT_SAID = 5 };
@@ -73,7 +73,7 @@ static int with_more(long kib, int (*train)(cairn_env *env)) {
 static void ends_without_a_signal(int (*train)(cairn_env *env)) {
     int refused = 0;
     long kib = 0;
-    const long step_kib = getenv("CAIRN_TEST_SHORT") ? LONG_STEP_KIB : STEP_KIB;
+    const long step_kib = check_is_short() ? LONG_STEP_KIB : STEP_KIB;
     for (; kib < MAX_KIB; kib += step_kib) refused += with_more(kib, train) == REFUSED;
     assert_true(refused > 0);
     while (with_more(kib, train) != TRAINED) {

@@ -4,7 +4,6 @@
  *   op_cases_test --dump [words]            what torch_ops.py needs: inputs, results and gradients as text */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "case_run.h"
@@ -94,7 +93,7 @@ enum { ELEMENTS = 64, FEW_ELEMENTS = 4 }; /* of one input that are moved */
 /* With CAIRN_TEST_SHORT in the environment few on a device, whose results have the bits or bounds of the CPU's: there a
  * difference shows that its gradients are of its own results. */
 static size_t most_elements(void) {
-    return getenv("CAIRN_TEST_SHORT") && strcmp(test_device(), "cpu") != 0 ? FEW_ELEMENTS : ELEMENTS;
+    return check_is_short() && strcmp(test_device(), "cpu") != 0 ? FEW_ELEMENTS : ELEMENTS;
 }
 
 /* All, or a choice that the case's name makes. */

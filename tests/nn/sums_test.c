@@ -24,10 +24,6 @@ static const char *program;
 enum { FEWER_TERMS = 250048 }; /* both are multiples of 1024 / 16 */
 static int64_t num_terms = 1000192;
 
-static bool is_short(void) {
-    return getenv("CAIRN_TEST_SHORT") != NULL;
-}
-
 /* ---- data ---- */
 
 enum data { TENTH, UNIFORM, NORMAL, MIXED, NUM_DATA };
@@ -578,7 +574,7 @@ static uint64_t digest(void) {
 static void threads_do_not_change_a_bit_of_a_sum(void **state) {
     (void)state;
     const uint64_t one = digest();
-    for (int threads = is_short() ? 4 : 2; threads <= 4; threads *= 2) {
+    for (int threads = check_is_short() ? 4 : 2; threads <= 4; threads *= 2) {
         assert_int_equal(cairn_set_num_threads(threads), CAIRN_OK);
         assert_true(digest() == one);
     }
@@ -623,7 +619,7 @@ static void instruction_sets_do_not_change_a_bit_of_a_sum(void **state) {
     static const char *const levels[] = {"ref", "avx2", "avx512", "avx512_bf16"};
     const uint64_t here = digest();
     (void)state;
-    for (int l = 0; l < (is_short() ? 1 : 4); l++) {
+    for (int l = 0; l < (check_is_short() ? 1 : 4); l++) {
         if (digest_at(levels[l]) != here) fail_msg("other bits at CAIRN_CPU=%s", levels[l]);
     }
 }
@@ -655,7 +651,7 @@ int main(int argc, char **argv) {
         printf("%016llx\n", (unsigned long long)digest());
         return 0;
     }
-    if (is_short()) num_terms = FEWER_TERMS;
+    if (check_is_short()) num_terms = FEWER_TERMS;
     if (argc > 1 && strcmp(argv[1], "--long") == 0) num_terms = 30000128;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_long_sum_is_close),

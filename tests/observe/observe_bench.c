@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../check.h"
 #include "cairn/cairn.h"
 
 enum { LAYERS = 6, WIDTH = 1024, BATCH = 128, EVENTS = 100, MANY = 2000, ROUNDS = 101, MOST = 400 };
@@ -138,7 +139,7 @@ int main(int argc, char **argv) {
     cairn_env *env = NULL;
     cairn_writer *writers[3] = {NULL, NULL, NULL};
     double limit = 1;
-    int steps = getenv("CAIRN_TEST_SHORT") ? 9 : 20;
+    int steps = check_is_short() ? 9 : 20;
     for (int i = 2; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--steps") == 0) steps = atoi(argv[i + 1]);
         if (strcmp(argv[i], "--limit") == 0) limit = atof(argv[i + 1]);

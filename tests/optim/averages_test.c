@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -98,7 +97,7 @@ static double worst_difference(struct fixture *f, const struct cairn_averages_op
 }
 
 static void averages_of_thousands_of_weights_follow_means_in_double(void **state) {
-    const int steps = getenv("CAIRN_TEST_SHORT") ? 2500 : 10000;
+    const int steps = check_is_short() ? 2500 : 10000;
     const struct cairn_averages_options of[] = {CAIRN_EMA_OPTIONS_INIT, CAIRN_SWA_OPTIONS_INIT};
     for (int k = 0; k < 2; k++) {
         for (int masters = 0; masters < 2; masters++) {

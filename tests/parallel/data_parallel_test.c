@@ -579,7 +579,7 @@ static void no_step_waits_for_a_gpu(void **state) {
     struct maker m = {.layers = 3};
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     const struct amp_options level = *amp_options(.opt_level = AMP_O2, .half_type = CAIRN_F16, .verbosity = -1);
-    if (!is_on_gpu() || waits() == 0) skip();
+    if (!is_on_gpu() || waits() == 0) SKIP("needs a GPU's stand-in that counts waiting calls");
     cairn_module *model = make_model(*state, &m);
     cairn_optimizer *sgd = NULL;
     amp_context *amp = NULL;
@@ -685,7 +685,7 @@ static void replicas_are_on_all_gpus(void **state) {
     struct maker m = {.layers = 2};
     float y[2][ROWS * OUT];
     cairn_env *env = *state;
-    if (!is_on_gpu()) skip();
+    if (!is_on_gpu()) SKIP("needs GPUs, or their stand-in");
     const int visible = cairn__device_count(env->device), own = visible - 1;
     char device[32];
     snprintf(device, sizeof(device), "cuda:%d", own);

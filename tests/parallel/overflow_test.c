@@ -168,7 +168,7 @@ static void run_processes(struct job *job) {
 
 static void processes_and_threads_know_it_alike(void **state) {
     (void)state;
-    if (check_ranks_have_gpus()) skip();            /* ranks of the stand-in for NCCL are threads of one process */
+    if (check_ranks_have_gpus()) SKIP("ranks of the stand-in for NCCL are threads of one process");
     for (int threads = 0; threads < 2; threads++) { /* processes first: what has threads does not fork */
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
             struct job job = planted(i, 3 + (int)i);

@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../check.h"
 #include "../kept_log.h"
 #include "cairn/store.h"
 #include "core/trace.h"
@@ -28,13 +29,6 @@
 #include "rendezvous/store/server.h"
 #include "rendezvous/store/session.h"
 #include "rendezvous/store/store.h"
-
-#define OK(call) assert_int_equal(call, CAIRN_OK)
-#define FAILS(call, code, words)                                                    \
-    do {                                                                            \
-        assert_int_equal(call, code);                                               \
-        if (!strstr(cairn_last_error(), words)) fail_msg("%s", cairn_last_error()); \
-    } while (0)
 
 enum { NOBODY = 65534 };
 
@@ -91,7 +85,7 @@ static void new_secrets_are_random_private_and_never_overwrite(void **state) {
     OK(cairn__secret_write_new(other));
     assert_int_equal(stat(one, &s), 0);
     assert_int_equal(s.st_mode & 07777, 0600);
-    FAILS(cairn__secret_write_new(one), CAIRN_ESYSTEM, "cannot be made: File exists");
+    REFUSED(cairn__secret_write_new(one), CAIRN_ESYSTEM, "cannot be made: File exists");
     OK(cairn__secret_from_file(one, &a));
     OK(cairn__secret_from_file(other, &b));
     assert_false(are_equal(a, b));
@@ -102,20 +96,21 @@ static void files_that_others_can_read_or_have_given_are_refused(void **state) {
     char path[128], link[128];
     struct cairn__secret *secret = NULL;
     write_file("wide", SECRET, 0640, path);
-    FAILS(cairn__secret_from_file(path, &secret), CAIRN_EINVAL, "has mode 0640, so others may have read or changed it");
+    REFUSED(cairn__secret_from_file(path, &secret), CAIRN_EINVAL,
+            "has mode 0640, so others may have read or changed it");
     write_file("shut", SECRET, 0600, path);
     path_of("link", link);
     assert_int_equal(symlink(path, link), 0);
-    FAILS(cairn__secret_from_file(link, &secret), CAIRN_EINVAL, "is a symbolic link; name the file itself");
-    FAILS(cairn__secret_from_file(folder, &secret), CAIRN_EINVAL, "is not a regular file");
+    REFUSED(cairn__secret_from_file(link, &secret), CAIRN_EINVAL, "is a symbolic link; name the file itself");
+    REFUSED(cairn__secret_from_file(folder, &secret), CAIRN_EINVAL, "is not a regular file");
     path_of("missing", path);
-    FAILS(cairn__secret_from_file(path, &secret), CAIRN_ESYSTEM, "cannot be opened: No such file or directory");
+    REFUSED(cairn__secret_from_file(path, &secret), CAIRN_ESYSTEM, "cannot be opened: No such file or directory");
     write_file("short", "0123456789abcde", 0600, path);
-    FAILS(cairn__secret_from_file(path, &secret), CAIRN_EINVAL, "has 15 bytes; a job's secret has 16 to 4096");
+    REFUSED(cairn__secret_from_file(path, &secret), CAIRN_EINVAL, "has 15 bytes; a job's secret has 16 to 4096");
     if (geteuid() == 0) {
         write_file("given", SECRET, 0600, path);
         assert_int_equal(chown(path, NOBODY, NOBODY), 0);
-        FAILS(cairn__secret_from_file(path, &secret), CAIRN_EINVAL, "belongs to user 65534");
+        REFUSED(cairn__secret_from_file(path, &secret), CAIRN_EINVAL, "belongs to user 65534");
     }
     assert_null(secret);
 }
@@ -131,7 +126,7 @@ static void a_secret_that_is_inherited_is_the_one_that_was_shared(void **state) 
     OK(cairn__secret_from_descriptor(fd, &b));
     OK(cairn__secret_from_descriptor(fd, &c)); /* for a second environment */
     close(fd);
-    FAILS(cairn__secret_from_descriptor(fd, &a), CAIRN_ESYSTEM, "is not open");
+    REFUSED(cairn__secret_from_descriptor(fd, &a), CAIRN_ESYSTEM, "is not open");
     uint8_t x[CAIRN__KEYED_NBYTES], y[CAIRN__KEYED_NBYTES];
     cairn__keyed_hash(a, "text", 4, x);
     cairn__keyed_hash(b, "text", 4, y);
@@ -195,8 +190,8 @@ static void clients_with_the_secret_get_in_and_others_do_not(void **state) {
     assert_string_equal(value, "value");
     cairn_store_free(value);
     cairn_store_destroy(&client);
-    FAILS(join(cairn_store_port(server), "another secret than that one", &client), CAIRN_ETIMEOUT,
-          "a store that does not know the job's secret");
+    REFUSED(join(cairn_store_port(server), "another secret than that one", &client), CAIRN_ETIMEOUT,
+            "a store that does not know the job's secret");
     if (strstr(cairn_last_error(), "another secret")) fail_msg("%s", cairn_last_error());
     cairn_store_destroy(&server);
 }
@@ -205,10 +200,10 @@ static void a_client_with_a_secret_believes_no_store_without(void **state) {
     (void)state;
     cairn_store *server = NULL, *client = NULL;
     OK(cairn_tcp_store_create("127.0.0.1", 0, cairn_tcp_store_options(.is_server = CAIRN_ON, .timeout = 5), &server));
-    FAILS(join(cairn_store_port(server), SECRET, &client), CAIRN_ETIMEOUT,
-          "a program that closes the connection when it is to prove the job's secret");
-    FAILS(join(cairn_store_port(server), "too short", &client), CAIRN_EINVAL,
-          "cairn_tcp_store_options.secret has 9 bytes; a job's secret has 16 to 4096");
+    REFUSED(join(cairn_store_port(server), SECRET, &client), CAIRN_ETIMEOUT,
+            "a program that closes the connection when it is to prove the job's secret");
+    REFUSED(join(cairn_store_port(server), "too short", &client), CAIRN_EINVAL,
+            "cairn_tcp_store_options.secret has 9 bytes; a job's secret has 16 to 4096");
     cairn_store_destroy(&server);
 }
 
@@ -351,7 +346,7 @@ static void another_users_process_is_turned_away_and_named(void **state) {
     struct cairn__store_server *server = NULL;
     int port = 0;
     char said[64];
-    if (geteuid() != 0) skip();
+    if (geteuid() != 0) SKIP("needs root, to be another user");
     cairn_set_log(keep_log, NULL); /* before the server's thread, which reads it */
     OK(cairn__store_serve(0, &server, &port));
     assert_int_equal(as_nobody(join_without_a_secret, port), CAIRN_ETIMEOUT);
@@ -393,7 +388,7 @@ static void connections_that_prove_nothing_end_in_time(void **state) {
     (void)state;
     struct cairn__secret *secret = NULL;
     int port = 0;
-    if (geteuid() != 0) skip();
+    if (geteuid() != 0) SKIP("needs root, to be another user");
     struct cairn__store_server *server = serve_with_secret(&secret, 0.5, &port);
     assert_in_range(as_nobody(say_nothing, port), 0, 3);
     assert_in_range(as_nobody(say_half_a_hello, port), 0, 3);
@@ -412,7 +407,7 @@ static void a_stranger_is_named_once(void **state) {
     (void)state;
     struct cairn__secret *secret = NULL;
     int port = 0;
-    if (geteuid() != 0) skip();
+    if (geteuid() != 0) SKIP("needs root, to be another user");
     log_text[0] = '\0';
     cairn_set_log(keep_log, NULL);
     struct cairn__store_server *server = serve_with_secret(&secret, 0, &port);
@@ -438,12 +433,12 @@ static void strangers_hold_no_place_of_those_who_prove_themselves(void **state) 
     (void)state;
     struct rlimit before, few, many;
     cairn_store *server = NULL;
-    if (geteuid() != 0) skip();
+    if (geteuid() != 0) SKIP("needs root, to be another user");
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     few = many = before;
     few.rlim_cur = 256;
     many.rlim_cur = 2048;
-    if (before.rlim_max < 2048) skip();
+    if (before.rlim_max < 2048) SKIP("needs 2048 descriptors");
     setrlimit(RLIMIT_NOFILE, &few); /* the server's: it runs out */
     OK(cairn_tcp_store_create("127.0.0.1", 0,
                               cairn_tcp_store_options(.is_server = CAIRN_ON, .timeout = 5, .secret = SECRET,
@@ -466,7 +461,7 @@ static void another_users_store_is_not_believed(void **state) {
     (void)state;
     int told[2], port = 0, status = 0;
     cairn_store *store = NULL;
-    if (geteuid() != 0) skip();
+    if (geteuid() != 0) SKIP("needs root, to be another user");
     assert_int_equal(pipe(told), 0);
     const pid_t pid = fork();
     if (pid == 0) { /* trusts everybody, as a hostile store would */
@@ -477,7 +472,7 @@ static void another_users_store_is_not_believed(void **state) {
         pause();
     }
     assert_int_equal(read(told[0], &port, sizeof(port)), sizeof(port));
-    FAILS(join(port, NULL, &store), CAIRN_ETIMEOUT, "user 65534 of this machine");
+    REFUSED(join(port, NULL, &store), CAIRN_ETIMEOUT, "user 65534 of this machine");
     kill(pid, SIGKILL);
     waitpid(pid, &status, 0);
     close(told[0]);

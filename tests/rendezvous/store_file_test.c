@@ -159,7 +159,7 @@ static void what_another_user_made_is_refused(void **state) {
         [FOLDER] = " belongs to user 65534, who could replace a file store in it; choose a folder of your own",
         [FILE_OF_HIS] = "/store belongs to user 65534, and must be writable by its user alone",
         [LINK_OF_HIS] = "/store is a symbolic link, which a file store does not follow"};
-    if (geteuid() != 0) skip();
+    if (geteuid() != 0) SKIP("needs root, to be another user");
     for (enum trap trap = FOLDER; trap < NO_TRAP; trap++) {
         assert_int_equal(chown(folder, trap == FOLDER ? 65534 : 0, (gid_t)-1), 0);
         chmod(folder, 01777);

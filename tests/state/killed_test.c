@@ -430,7 +430,7 @@ int main(int argc, char **argv) {
         T(a_read_only_folder_is_an_error_and_can_be_loaded_from),
         T(a_folder_that_vanishes_is_made_anew_and_a_file_in_its_place_refused),
     };
-    if (getenv("CAIRN_TEST_SHORT")) kills = 6; /* each way to wait with each kind of victim */
+    if (check_is_short()) kills = 6; /* each way to wait with each kind of victim */
     if (argc > 1) kills = atoi(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

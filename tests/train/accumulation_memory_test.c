@@ -16,6 +16,7 @@ int example_main(int argc, char **argv);
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "../check.h"
 #include "param/param.h"
 
 enum { ROWS = 512, MANY = 32 };
@@ -85,7 +86,7 @@ static double accumulators(void) {
 static void many_micro_batches_take_the_memory_of_one(void **state) {
     const double sums = accumulators(), results = 4.0 * MANY * ROWS * CLASSES * sizeof(float);
     (void)state;
-    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i += getenv("CAIRN_TEST_SHORT") ? 2 : 1) {
+    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i += check_is_short() ? 2 : 1) {
         const double one = peak_of(&levels[i], 2, 1, true), many = peak_of(&levels[i], 1, MANY, true),
                      kept = peak_of(&levels[i], 1, MANY, false);
         printf("O%d %-4s: %.1f MB for one, %.1f MB for %d, %.1f MB where none is released; sums %.1f MB\n",
