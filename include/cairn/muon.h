@@ -1,11 +1,11 @@
-/* Muon: momentum whose matrices are made orthogonal, for the matrices of a net; AdamW for all other parameters, in the
- * same optimizer.
+/* Muon: momentum with orthogonalised updates for the matrices of a model, and AdamW for all other parameters, in one
+ * optimizer.
  *
  *     struct cairn_muon_options muon = CAIRN_MUON_OPTIONS_INIT;
  *     muon.lr = 0.02;
  *     CAIRN_CHECK(cairn_muon_create(cairn_module_params(model), &muon, NULL, &optimizer));
  *
- * Embeddings and the last layer are matrices that AdamW suits better:
+ * Embeddings and the last layer are matrices too, but train better with AdamW:
  *
  *     const cairn_group_rule rules[] = {{.names = "embedding.*", .adam = &hyper},
  *                                       {.are = CAIRN_PARAMS_MATRICES, .muon = &muon},
@@ -22,10 +22,10 @@
 extern "C" {
 #endif
 
-/* What the rate of a matrix [A, B] is multiplied by. */
+/* The factor `adjust` that the learning rate of a matrix [A, B] is multiplied by. */
 typedef enum cairn_muon_adjust {
     CAIRN_MUON_ORIGINAL = 1,       /* sqrt(max(1, A / B)) */
-    CAIRN_MUON_MATCH_RMS_ADAMW = 2 /* 0.2 sqrt(max(A, B)): steps as large as AdamW's, whose rate and decay then do */
+    CAIRN_MUON_MATCH_RMS_ADAMW = 2 /* 0.2 sqrt(max(A, B)): updates as large as AdamW's, so its lr and decay fit */
 } cairn_muon_adjust;
 
 struct cairn_muon_options {
@@ -34,7 +34,7 @@ struct cairn_muon_options {
     double momentum;           /* in [0, 1) */
     double weight_decay;       /* decoupled; >= 0 */
     double ns_coefficients[3]; /* a, b, c of an iteration: X = a X + (b G + c G G) X, G = X X^T */
-    double eps;                /* > 0: the norm that a momentum is divided by is at least this */
+    double eps;                /* > 0: lower bound of the norm that the momentum is divided by */
     int ns_steps;              /* iterations, 1 to 100 */
     cairn_muon_adjust adjust;  /* 0 = CAIRN_MUON_ORIGINAL */
     cairn_switch nesterov;     /* CAIRN_DEFAULT is on */
@@ -46,24 +46,26 @@ struct cairn_muon_options {
             CAIRN_DEFAULT, CAIRN_DEFAULT                                                                             \
     }
 
-/* An optimizer over every parameter of set: group 0 has the matrices (CAIRN_PARAMS_MATRICES), by Muon, group 1 all
- * others, by AdamW with `others` (NULL = CAIRN_ADAMW_OPTIONS_INIT). A parameter of more than two dimensions, as a
- * convolution's, is a matrix of shape[0] rows, in `adjust` too: B is then the product of all other dimensions.
+/* Make a Muon optimizer over every parameter of set: group 0 has the matrices (CAIRN_PARAMS_MATRICES), updated by Muon;
+ * group 1 has all others, updated by AdamW with `others` (NULL = CAIRN_ADAMW_OPTIONS_INIT). A parameter of more than
+ * two dimensions, such as a convolution's, counts as a matrix of shape[0] rows, also in `adjust`: B is then the product
+ * of all other dimensions.
  *
  *     b = momentum * b + g,  u = nesterov ? g + momentum * b : b,  X = u / max(|u|, eps), then ns_steps iterations
  *     w = w - lr * (adjust * X + weight_decay * w)
  *
- * create_over and add_group are of Muon alone, and refuse parameters of less than two dimensions; further groups of
- * AdamW are cairn_adam_add_group's. create_grouped: a rule with .adam makes a group of AdamW, one with .muon or neither
- * a group of Muon.
+ * create_over and add_group make groups of Muon only, and refuse parameters with fewer than two dimensions; add further
+ * groups of AdamW with cairn_adam_add_group. create_grouped: a rule with .adam makes a group of AdamW, a rule with
+ * .muon or neither a group of Muon.
  *
- * Numerics   f32, products too (on a GPU with TF32 only where that is switched on); torch's are bf16. The momentum is
- *            Keller Jordan's; torch's is (1 - momentum) times it, which the norm takes out again.
- * Cost       Of a matrix [A, B] with m = min(A, B): 2 m A B + m^3 multiplications and as many additions for each
- *            iteration, and some passes over A B + m^2 elements; scratch of 4 (2 A B + 2 m^2) bytes for the largest
- *            matrix; state of 4 bytes a parameter. A skipped step computes all the same, and writes nothing.
- * Errors     as cairn_sgd_create; cairn_step: CAIRN_ENOMEM at the first step; CAIRN_ENOTSUP ranks share updates
- *            (ddp_options.shard_optimizer), and none has a whole matrix.
+ * Numerics   f32, products too (on a GPU in TF32 only if that is switched on); torch's are bf16. The momentum is that
+ *            of Keller Jordan; torch's is (1 - momentum) times as large, a factor that the norm cancels.
+ * Cost       For a matrix [A, B] with m = min(A, B): in each iteration 2 m A B + m^3 multiplications and as many
+ *            additions, and some passes over A B + m^2 elements; scratch of 4 (2 A B + 2 m^2) bytes for the largest
+ *            matrix; state of 4 bytes per parameter element. A skipped step does the same computation, but writes
+ *            nothing.
+ * Errors     as cairn_sgd_create; from cairn_step: CAIRN_ENOMEM at the first step; CAIRN_ENOTSUP ranks share updates
+ *            (ddp_options.shard_optimizer), so no rank has a whole matrix.
  * Source     Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; torch.optim.Muon (PyTorch
  *            2.9); the second adjustment: Liu et al., "Muon is Scalable for LLM Training", 2025. */
 CAIRN_API cairn_status cairn_muon_create(cairn_param_set *set, const struct cairn_muon_options *options,
