@@ -1,5 +1,5 @@
-/* Progress of a training or an evaluation: one line that is written again and again on a terminal, and plain lines now
- * and then elsewhere; from rank 0 alone.
+/* Progress of a training or an evaluation: on a terminal one line that is updated in place, elsewhere plain lines at
+ * intervals; written by rank 0 only.
  *
  *     CAIRN_CHECK(cairn_progress_create(env, steps, cairn_progress_options(.title = "train"), &progress));
  *     for (int64_t step = 0; step < steps; step++) {
@@ -11,8 +11,8 @@
  *
  *     train  42% 4200/10000, 812 steps/s, 0:07 left, loss 0.4213, lr 0.0005, scale 32768, 3 skipped
  *
- * cairn_progress_step says when a line is due, so that values are read from a device only then. Other ranks are never
- * due. Time left follows from the time of the steps since the start, or since cairn_progress_start.
+ * cairn_progress_step returns 1 when a line is due, so values are read from a device only then. It always returns 0 on
+ * other ranks. The time left is extrapolated from the steps since the start, or since cairn_progress_start.
  * Threads: one at a time. */
 #ifndef CAIRN_PROGRESS_H
 #define CAIRN_PROGRESS_H
@@ -28,21 +28,21 @@ typedef struct cairn_progress cairn_progress;
 
 struct cairn_progress_options {
     size_t struct_size;
-    const char *title;     /* stands in front; NULL = none. Copied */
+    const char *title;     /* at the start of the line; NULL = none. Copied */
     int64_t done;          /* steps made before, in a run that is resumed; 0 */
     double interval;       /* seconds between lines: 0 = 0.1 on a terminal, 10 elsewhere */
-    int fd;                /* where lines go; 0 = 2, the standard error stream */
-    cairn_switch terminal; /* whether fd is a terminal; CAIRN_DEFAULT asks the system, and takes one without
+    int fd;                /* where lines are written; 0 = 2, standard error */
+    cairn_switch terminal; /* whether fd is a terminal; CAIRN_DEFAULT asks the system, and treats one without
                               a size, as of `script > file`, for none */
 };
 #define cairn_progress_options(...) \
     (&(struct cairn_progress_options){.struct_size = sizeof(struct cairn_progress_options), __VA_ARGS__})
 
-/* What a line shows beside steps and time. A field left 0 is left out; set has_loss to show a loss of 0. */
+/* What a line shows besides steps and time. A field that is 0 is omitted; set has_loss to show a loss of 0. */
 struct cairn_progress_values {
     size_t struct_size;
     double loss;
-    int has_loss;     /* not 0: loss stands in the line whatever it is */
+    int has_loss;     /* not 0: always show loss */
     double lr;        /* learning rate */
     double scale;     /* loss scale */
     int64_t skipped;  /* steps skipped so far */
@@ -51,22 +51,22 @@ struct cairn_progress_values {
 #define cairn_progress_values(...) \
     (&(struct cairn_progress_values){.struct_size = sizeof(struct cairn_progress_values), __VA_ARGS__})
 
-/* Progress over `total` steps; 0: how many there will be is not known, and lines have no percent.
+/* Makes a progress over `total` steps; 0 = the number is not known, and lines show no percentage.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM. Local: every rank has one, and rank 0 writes. */
 CAIRN_API cairn_status cairn_progress_create(cairn_env *env, int64_t total,
                                              const struct cairn_progress_options *options, cairn_progress **out);
 
-/* Ends it: on a terminal the line stays and the cursor goes to the next. */
+/* Destroys it: on a terminal the line stays, and the cursor moves to the next line. */
 CAIRN_API void cairn_progress_destroy(cairn_progress **progress);
 
-/* Time counts from here on: after a first step that built or loaded things. */
+/* Restarts the clock: call it after a first step that built or loaded things. */
 CAIRN_API void cairn_progress_start(cairn_progress *progress);
 
-/* One more step is done. 1 where a line is due: on rank 0, `interval` after the line before, and at the last step; else
- * 0, also for NULL. Cost: reading a clock. */
+/* Counts one more step. Returns 1 if a line is due: on rank 0, `interval` after the previous line, and at the last
+ * step; otherwise, and for NULL, 0. Cost: reading a clock. */
 CAIRN_API int cairn_progress_step(cairn_progress *progress);
 
-/* Writes a line now, on rank 0; elsewhere nothing. values may be NULL. What cannot be written is left out: progress
+/* Writes a line now, on rank 0; does nothing on other ranks. values may be NULL. Write errors are ignored: progress
  * never fails a training. */
 CAIRN_API void cairn_progress_show(cairn_progress *progress, const struct cairn_progress_values *values);
 

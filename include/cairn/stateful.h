@@ -1,8 +1,8 @@
-/* What has state that a training needs to go on: a handle that cairn_state_add takes (state.h).
+/* A handle to an object's checkpoint state, for cairn_state_add (state.h).
  *
- * cairn_module_stateful, cairn_param_set_stateful, cairn_optimizer_stateful, amp_stateful, amp_scaler_stateful,
- * cairn_sampler_stateful and ddp_stateful make one. It is a pair of pointers and owns nothing: the object must outlive
- * its use. NULL gives a handle that cairn_state_add refuses, with the cause of the NULL. */
+ * Made by cairn_module_stateful, cairn_param_set_stateful, cairn_optimizer_stateful, amp_stateful, amp_scaler_stateful,
+ * cairn_sampler_stateful, ddp_stateful and others. It is a pair of pointers and owns nothing: the object must outlive
+ * it. For NULL they return a handle that cairn_state_add refuses, with the cause of the NULL. */
 #ifndef CAIRN_STATEFUL_H
 #define CAIRN_STATEFUL_H
 
