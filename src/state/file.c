@@ -191,19 +191,15 @@ out:
     return st;
 }
 
-static cairn_status close_writer(struct cairn__writer *w) {
-    const int fd = w->fd;
-    w->fd = -1;
-    return close(fd) == 0 || errno == EINTR ? CAIRN_OK : fail_writer(w, errno, "closing");
-}
-
 cairn_status cairn__writer_finish(struct cairn__writer *w) {
     cairn_status st = w->failed;
     if (st != CAIRN_OK) return cairn__fail(st, "%s", w->failure);
     if (w->fd < 0) return CAIRN_OK; /* the second time */
     TRY(flush(w));
     if (fsync(w->fd) != 0) TRY(fail_writer(w, errno, "bringing it onto the disk"));
-    TRY(close_writer(w));
+    const int fd = w->fd;
+    w->fd = -1;
+    if (close(fd) != 0 && errno != EINTR) TRY(fail_writer(w, errno, "closing"));
     cairn__free(w->piece);
     w->piece = NULL;
 out:
@@ -340,14 +336,6 @@ out:
     return st;
 }
 
-/* What of a piece at `at` lies at the end of what is hashed. */
-static void hash_piece(struct cairn__reader *r, uint64_t at, const char *piece, size_t nbytes) {
-    if (at > r->hashed || at + nbytes <= r->hashed) return;
-    const size_t known = (size_t)(r->hashed - at);
-    XXH3_64bits_update(r->hash, piece + known, nbytes - known);
-    r->hashed = at + nbytes;
-}
-
 cairn_status cairn__reader_read(struct cairn__reader *r, uint64_t at, void *to, size_t nbytes) {
     cairn_status st = CAIRN_OK;
     char *end = to;
@@ -358,7 +346,11 @@ cairn_status cairn__reader_read(struct cairn__reader *r, uint64_t at, void *to, 
     while (nbytes > 0) {
         const size_t n = nbytes < READ_AT_ONCE ? nbytes : READ_AT_ONCE;
         TRY(read_piece(r, at, end, n));
-        if (r->hash) hash_piece(r, at, end, n);
+        if (r->hash && at <= r->hashed && at + n > r->hashed) { /* what of it lies at the end of what is hashed */
+            const size_t known = (size_t)(r->hashed - at);
+            XXH3_64bits_update(r->hash, end + known, n - known);
+            r->hashed = at + n;
+        }
         end += n;
         at += n;
         nbytes -= n;

@@ -47,15 +47,15 @@ static json_t *lines(const char *text) {
     return array;
 }
 
-static json_t *file_entry(const struct cairn__manifest_file *f) {
-    char digits[17];
-    snprintf(digits, sizeof(digits), "%016" PRIx64, f->xxh3);
-    return json_pack("{s:s, s:I, s:s}", "name", f->name, "nbytes", (json_int_t)f->nbytes, "xxh3", digits);
-}
-
 char *cairn__manifest_write(const struct cairn__manifest *m, const char *description) {
     json_t *files = json_array();
-    for (size_t i = 0; i < m->num_files; i++) json_array_append_new(files, file_entry(&m->files[i]));
+    for (size_t i = 0; i < m->num_files; i++) {
+        const struct cairn__manifest_file *f = &m->files[i];
+        char digits[17];
+        snprintf(digits, sizeof(digits), "%016" PRIx64, f->xxh3);
+        json_array_append_new(files, json_pack("{s:s, s:I, s:s}", "name", f->name, "nbytes", (json_int_t)f->nbytes,
+                                               "xxh3", digits));
+    }
     json_t *root = json_pack("{s:s, s:i, s:I, s:i, s:s, s:o, s:o}", "format", FORMAT, "version",
                              CAIRN__MANIFEST_VERSION, "step", (json_int_t)m->step, "ranks", m->ranks, "cairn",
                              cairn_version_string(), "environment", lines(description), "files", files);

@@ -30,12 +30,6 @@ static uint64_t hash_value(const struct cairn__entry *e, const void *data) {
     return h ? h : 1;
 }
 
-static size_t count_parts(const struct cairn__state_list *list) {
-    size_t count = 0;
-    for (size_t i = 0; i < list->count; i++) count += cairn__entry_is_part(list->at[i].entry);
-    return count;
-}
-
 static void put_facts(const struct cairn__state_list *list, const void *const *data, struct fact *facts) {
     size_t k = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -66,23 +60,14 @@ static cairn_status compare_with(int rank, int other, const struct fact *mine, s
     return CAIRN_OK;
 }
 
-static cairn_status compare(cairn_group *group, struct cairn__state_list *list, const struct fact *all,
-                            const int64_t *counts, size_t most) {
-    const int rank = cairn_group_rank(group);
-    cairn_status st = CAIRN_OK;
-    for (int r = 0; st == CAIRN_OK && r < rank; r++)
-        st = compare_with(rank, r, all + (size_t)rank * most, (size_t)counts[rank], all + (size_t)r * most,
-                          (size_t)counts[r], list);
-    return cairn__group_agree_on_status(group, CALL, st);
-}
-
 cairn_status cairn__parts_share(cairn_group *group, struct cairn__state_list *list, const void *const *data) {
-    const int ranks = cairn_group_size(group);
-    int64_t counts[CAIRN__MAX_RANKS], mine = (int64_t)count_parts(list);
+    const int ranks = cairn_group_size(group), rank = cairn_group_rank(group);
+    int64_t counts[CAIRN__MAX_RANKS], mine = 0;
     struct fact *own = NULL, *all = NULL;
     size_t most = 0;
     cairn_status st = CAIRN_OK;
     if (ranks == 1) return CAIRN_OK;
+    for (size_t i = 0; i < list->count; i++) mine += cairn__entry_is_part(list->at[i].entry);
     TRY(cairn__group_exchange(group, counts, &mine, sizeof(mine)));
     for (int r = 0; r < ranks; r++) most = (size_t)counts[r] > most ? (size_t)counts[r] : most;
     if (most == 0) return CAIRN_OK;
@@ -91,7 +76,10 @@ cairn_status cairn__parts_share(cairn_group *group, struct cairn__state_list *li
     TRY(cairn__group_make_room(group, CALL, most * sizeof(own[0]), (void **)&all));
     put_facts(list, data, own);
     TRY(cairn__group_exchange(group, all, own, most * sizeof(own[0])));
-    TRY(compare(group, list, all, counts, most));
+    for (int r = 0; st == CAIRN_OK && r < rank; r++)
+        st = compare_with(rank, r, all + (size_t)rank * most, (size_t)counts[rank], all + (size_t)r * most,
+                          (size_t)counts[r], list);
+    TRY(cairn__group_agree_on_status(group, CALL, st));
 out:
     cairn__free(own);
     cairn__free(all);

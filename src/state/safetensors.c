@@ -97,13 +97,6 @@ static cairn_status put(const char *path, json_t *object, const char *key, json_
     return CAIRN_OK;
 }
 
-static json_t *describe(const struct cairn__safetensors_tensor *t, uint64_t begin, uint64_t nbytes) {
-    json_t *shape = json_array();
-    for (int i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer(t->shape[i]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", types[t->type].name, "shape", shape, "data_offsets",
-                     (json_int_t)begin, (json_int_t)(begin + nbytes));
-}
-
 static cairn_status put_metadata(const char *path, json_t *header, const struct cairn__safetensors_text *metadata,
                                  size_t n) {
     cairn_status st = CAIRN_OK;
@@ -125,7 +118,11 @@ static cairn_status put_tensors(const char *path, json_t *header, const struct c
                 "%s: no tensor can be called '%s'", path, t->name ? t->name : "");
         REQUIRE(measure(t, &nbytes) && begin + nbytes <= INT64_MAX, CAIRN_EINVAL,
                 "%s: the sizes of '%.*s' have no product", path, SHOWN, t->name);
-        const cairn_status st = put(path, header, t->name, describe(t, begin, nbytes));
+        json_t *shape = json_array();
+        for (int i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer(t->shape[i]));
+        json_t *described = json_pack("{s:s, s:o, s:[I, I]}", "dtype", types[t->type].name, "shape", shape,
+                                      "data_offsets", (json_int_t)begin, (json_int_t)(begin + nbytes));
+        const cairn_status st = put(path, header, t->name, described);
         if (st != CAIRN_OK) return st;
         begin += nbytes;
     }
@@ -225,7 +222,8 @@ struct cairn__safetensors {
     int64_t *sizes; /* of all shapes */
 };
 
-static cairn_status look_through(const char *path, const char *text, size_t nbytes) {
+static cairn_status parse(const char *path, const char *text, size_t nbytes, json_t **out) {
+    json_error_t error;
     REQUIRE(nbytes > 0 && text[0] == '{', CAIRN_EINVAL, "%s: not a safetensors file: its header is no JSON object",
             path);
     const struct cairn__json_scan found = cairn__json_scan(text, nbytes);
@@ -235,13 +233,6 @@ static cairn_status look_through(const char *path, const char *text, size_t nbyt
             MAX_SIZES);
     REQUIRE(!found.is_costly, CAIRN_EINVAL, "%s: the header of %zu bytes has more values than one of so many tensors",
             path, nbytes);
-    return CAIRN_OK;
-}
-
-static cairn_status parse(const char *path, const char *text, size_t nbytes, json_t **out) {
-    json_error_t error;
-    const cairn_status st = look_through(path, text, nbytes);
-    if (st != CAIRN_OK) return st;
     *out = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
     REQUIRE(*out || json_error_code(&error) != json_error_out_of_memory, CAIRN_ENOMEM, "%s: out of memory: its header",
             path);

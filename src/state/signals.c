@@ -26,12 +26,6 @@ static _Atomic(struct stack *) stacks;
 static atomic_uint asked;    /* how often SIGUSR1 has come */
 static atomic_llong stopped; /* when the first SIGTERM came, in ns; 0 = none has */
 
-static long long now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void ask(int signal) {
     (void)signal;
     atomic_fetch_add(&asked, 1);
@@ -42,7 +36,9 @@ static void ask(int signal) {
 static void stop(int signal) {
     const struct sigaction usual = {.sa_handler = SIG_DFL};
     const int errnum = errno;
-    const long long now = now_ns();
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    const long long now = (long long)t.tv_sec * 1000000000 + t.tv_nsec;
     long long first = 0;
     if (!atomic_compare_exchange_strong(&stopped, &first, now) && now - first > 1000000000) {
         (void)sigaction(signal, &usual, NULL);
