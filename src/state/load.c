@@ -83,19 +83,6 @@ static bool has_pieces(const struct cairn__safetensors *file) {
     return false;
 }
 
-static cairn_status open_own_files(struct checkpoint *c) {
-    const bool same = c->manifest.ranks == c->ranks;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc((size_t)c->manifest.ranks, sizeof(c->own[0]), (void **)&c->own));
-    const int mine = same ? c->rank : 0;
-    TRY(open_file(c, mine, &c->own[mine]));
-    for (int r = 0; (!same || c->has_parts || has_pieces(c->own[mine])) && r < c->manifest.ranks; r++) {
-        if (r != mine) TRY(open_file(c, r, &c->own[r]));
-    }
-out:
-    return st;
-}
-
 static cairn_status open_checkpoint(const char *path, struct checkpoint *c) {
     char name[CAIRN__MAX_PATH + 64];
     char *text = NULL;
@@ -110,7 +97,13 @@ static cairn_status open_checkpoint(const char *path, struct checkpoint *c) {
     TRY(cairn__file_read(name, CAIRN__READER_NO_LINK, MAX_MANIFEST, &text, &facts));
     TRY(cairn__manifest_read(text, facts.nbytes, name, &c->manifest));
     TRY(open_file(c, -1, &c->shared));
-    TRY(open_own_files(c));
+    const bool same = c->manifest.ranks == c->ranks;
+    const int mine = same ? c->rank : 0;
+    TRY(cairn__calloc((size_t)c->manifest.ranks, sizeof(c->own[0]), (void **)&c->own));
+    TRY(open_file(c, mine, &c->own[mine]));
+    for (int r = 0; (!same || c->has_parts || has_pieces(c->own[mine])) && r < c->manifest.ranks; r++) {
+        if (r != mine) TRY(open_file(c, r, &c->own[r]));
+    }
 out:
     cairn__free(text);
     return st;
@@ -144,19 +137,15 @@ static bool find_in(struct cairn__safetensors *file, const char *name, struct so
     return true;
 }
 
-static bool find_part(const struct checkpoint *c, const char *name, struct source *out) {
+/* Where rank's part of an entry is: in the file of all, in that of a rank, or, of a part, in that of any. */
+static bool find_source(const struct checkpoint *c, const char *name, struct source *out) {
+    if (find_in(c->shared, name, out)) return true;
+    if (find_in(c->own[c->manifest.ranks == c->ranks ? c->rank : 0], name, out)) return true;
     for (int r = 0; r < c->manifest.ranks; r++) {
         if (c->own[r] && is_part(cairn__safetensors_metadata(c->own[r], name)) && find_in(c->own[r], name, out))
             return true;
     }
     return false;
-}
-
-/* Where rank's part of an entry is: in the file of all, in that of a rank, or, of a part, in that of any. */
-static bool find_source(const struct checkpoint *c, const char *name, struct source *out) {
-    if (find_in(c->shared, name, out)) return true;
-    if (find_in(c->own[c->manifest.ranks == c->ranks ? c->rank : 0], name, out)) return true;
-    return find_part(c, name, out);
 }
 
 static bool has_entry(const struct cairn__entries *entries, const char *name) {
@@ -288,12 +277,6 @@ static cairn_status match_file(const struct checkpoint *c, const cairn_state *st
     return CAIRN_OK;
 }
 
-static size_t count_entries(const struct checkpoint *c) {
-    size_t count = cairn__safetensors_count(c->shared);
-    for (int r = 0; r < c->manifest.ranks; r++) count += c->own[r] ? cairn__safetensors_count(c->own[r]) : 0;
-    return count;
-}
-
 /* Entry i of all files, which every rank has open. */
 static const char *entry_at(const struct checkpoint *c, size_t i) {
     const struct cairn__safetensors *file = c->shared;
@@ -311,7 +294,8 @@ static cairn_status check_all_taken(const struct checkpoint *c, const cairn_stat
     uint8_t *taken = NULL;
     cairn_status st = CAIRN_OK;
     if (!c->has_parts) return CAIRN_OK;
-    const size_t count = count_entries(c);
+    size_t count = cairn__safetensors_count(c->shared);
+    for (int r = 0; r < c->manifest.ranks; r++) count += c->own[r] ? cairn__safetensors_count(c->own[r]) : 0;
     st = cairn__calloc(count + 1, sizeof(taken[0]), (void **)&taken);
     TRY(cairn__group_agree_on_status(group, CALL, st));
     for (size_t i = 0; i < count; i++) {
@@ -346,19 +330,6 @@ struct reading {
     void *bounce;
 };
 
-static cairn_status read_bytes(const struct reading *r, const struct source *s, uint64_t at,
-                               const struct cairn__entry *e, char *to, size_t nbytes) {
-    cairn_status st = CAIRN_OK;
-    if (!r->device || !e->memory || e->is_on_host) return cairn__safetensors_read(s->file, s->tensor, at, to, nbytes);
-    for (size_t done = 0; done < nbytes; done += BOUNCE) {
-        const size_t n = nbytes - done < BOUNCE ? nbytes - done : BOUNCE;
-        TRY(cairn__safetensors_read(s->file, s->tensor, at + done, r->bounce, n));
-        TRY(cairn__device_upload(r->device, to + done, r->bounce, n));
-    }
-out:
-    return st;
-}
-
 /* The rows that source and entry have in common; how many comes on top of *got. */
 static cairn_status read_rows(const struct reading *r, const struct source *given, struct cairn__entry *e,
                               int64_t *got) {
@@ -371,10 +342,21 @@ static cairn_status read_rows(const struct reading *r, const struct source *give
     const int64_t to = s->first + s->rows < end ? s->first + s->rows : end;
     const size_t row = rows ? e->nbytes / (size_t)rows : 0;
     char *memory = e->memory ? e->memory : cairn__entry_number(e);
+    cairn_status st = CAIRN_OK;
     if (from >= to) return CAIRN_OK;
     *got += to - from;
-    return read_bytes(r, s, (uint64_t)(from - s->first) * row, e, memory + (size_t)(from - first) * row,
-                      (size_t)(to - from) * row);
+    memory += (size_t)(from - first) * row;
+    const uint64_t at = (uint64_t)(from - s->first) * row;
+    const size_t nbytes = (size_t)(to - from) * row;
+    if (!r->device || !e->memory || e->is_on_host)
+        return cairn__safetensors_read(s->file, s->tensor, at, memory, nbytes);
+    for (size_t done = 0; done < nbytes; done += BOUNCE) {
+        const size_t n = nbytes - done < BOUNCE ? nbytes - done : BOUNCE;
+        TRY(cairn__safetensors_read(s->file, s->tensor, at + done, r->bounce, n));
+        TRY(cairn__device_upload(r->device, memory + done, r->bounce, n));
+    }
+out:
+    return st;
 }
 
 static cairn_status read_entry(const struct reading *r, const struct cairn__state_item *item, const struct source *s) {

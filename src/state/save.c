@@ -74,12 +74,6 @@ struct plan {
     int64_t step, background, keep_last, keep_every;
 };
 
-static uint64_t new_attempt(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return cairn__hash_word(cairn__hash_word((uint64_t)t.tv_sec, (uint64_t)t.tv_nsec), (uint64_t)getpid());
-}
-
 static cairn_status compare_plans(const struct plan *first, const struct plan *other, int rank) {
     REQUIRE(other->step == first->step, CAIRN_EPEER,
             "cairn_state_save: rank %d saves step %" PRId64 " and rank 0 step %" PRId64, rank, other->step,
@@ -97,9 +91,15 @@ static cairn_status compare_plans(const struct plan *first, const struct plan *o
 /* Collective, and agreed upon; makes the name of the hidden folder. */
 static cairn_status agree_on_plan(struct cairn__save *save, cairn_group *group) {
     struct plan *all = NULL;
-    const struct plan mine = {new_attempt(),       hash_shared(&save->list),
-                              save->step,          save->how.background == CAIRN_ON,
-                              save->how.keep_last, save->how.keep_every};
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    const struct plan mine = {.attempt = cairn__hash_word(cairn__hash_word((uint64_t)t.tv_sec, (uint64_t)t.tv_nsec),
+                                                          (uint64_t)getpid()),
+                              .shared = hash_shared(&save->list),
+                              .step = save->step,
+                              .background = save->how.background == CAIRN_ON,
+                              .keep_last = save->how.keep_last,
+                              .keep_every = save->how.keep_every};
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_make_room(group, "cairn_state_save", sizeof(mine), (void **)&all));
     TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
@@ -165,10 +165,6 @@ out:
 
 /* ---- write ---- */
 
-static bool is_in_file(const struct cairn__state_item *item, bool shared) {
-    return (item->entry->owner == CAIRN__ENTRY_SHARED) == shared && !item->is_others;
-}
-
 /* The entries of one file, in the order of the list, as safetensors wants them. */
 struct contents {
     struct cairn__safetensors_tensor *tensors;
@@ -203,7 +199,7 @@ static cairn_status make_contents(const struct cairn__save *save, bool shared, s
     for (size_t i = 0; i < save->list.count; i++) {
         const struct cairn__entry *e = save->list.at[i].entry;
         const size_t k = c->count;
-        if (!is_in_file(&save->list.at[i], shared)) continue;
+        if ((e->owner == CAIRN__ENTRY_SHARED) != shared || save->list.at[i].is_others) continue;
         c->tensors[k] = (struct cairn__safetensors_tensor){.name = save->list.at[i].name,
                                                            .type = cairn__safetensors_type(e->dtype),
                                                            .ndim = e->ndim,
@@ -421,12 +417,6 @@ static cairn_status write_all(void *ctx) {
     return st == CAIRN_OK && save->rank == 0 ? publish(save) : st;
 }
 
-/* A rank without a thread says so to rank 0, and at the next call to the program. */
-static void begin_writing(struct cairn__save *save) {
-    const cairn_status st = cairn__task_begin(&save->task, "cairn-save", write_all, save);
-    if (st != CAIRN_OK && save->rank > 0) (void)sign_failed(save, st);
-}
-
 /* st: of this rank's part. */
 static cairn_status end_written(cairn_state *state, struct cairn__save **save, cairn_status st) {
     if ((*save)->warning[0])
@@ -519,7 +509,9 @@ cairn_status cairn_state_save(cairn_state *state, const char *dir, int64_t step,
     TRY(cairn__group_agree_on_status(group, call, st));
     if (save->ranks == 1 && save->how.background != CAIRN_ON) return end_written(state, &save, write_all(save));
     state->save = save;
-    begin_writing(save);
+    /* A rank without a thread says so to rank 0, and at the next call to the program. */
+    const cairn_status begun = cairn__task_begin(&save->task, "cairn-save", write_all, save);
+    if (begun != CAIRN_OK && save->rank > 0) (void)sign_failed(save, begun);
     return save->how.background == CAIRN_ON ? CAIRN_OK : join_together(state, call);
 out:
     if (has_folder && save->rank == 0) cairn__checkpoint_abandon(save->partial);

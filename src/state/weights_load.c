@@ -122,18 +122,6 @@ out:
 
 /* ---- the report ---- */
 
-/* "3 missing, 1 of another shape": a long list of names in front must not hide that there are others. */
-static size_t write_counts(const struct load *l, char *text, size_t nbytes) {
-    static const char *const words[FINDINGS] = {"missing", "unexpected", "of another shape", "of another type"};
-    size_t used = 0;
-    for (int i = 0; i < FINDINGS; i++) {
-        if (l->found[i].count > 0)
-            used +=
-                (size_t)snprintf(text + used, nbytes - used, "%s%zu %s", used ? ", " : "", l->found[i].count, words[i]);
-    }
-    return used;
-}
-
 /* Lines, with `between` after each but the last. */
 static void write_findings(const struct load *l, const char *between, char *text, size_t nbytes) {
     size_t used = 0;
@@ -160,9 +148,17 @@ static void write_report(const struct load *l, struct cairn_weights_report *repo
     memcpy(report, &own, sizeof(own));
 }
 
+/* "3 missing, 1 of another shape": a long list of names in front must not hide that there are others. */
 static cairn_status check_strict(const struct load *l) {
+    static const char *const words[FINDINGS] = {"missing", "unexpected", "of another shape", "of another type"};
     char counts[160], text[700];
-    if (write_counts(l, counts, sizeof(counts)) == 0 || l->list.options.strict == CAIRN_OFF) return CAIRN_OK;
+    size_t used = 0;
+    for (int i = 0; i < FINDINGS; i++) {
+        if (l->found[i].count > 0)
+            used += (size_t)snprintf(counts + used, sizeof(counts) - used, "%s%zu %s", used ? ", " : "",
+                                     l->found[i].count, words[i]);
+    }
+    if (used == 0 || l->list.options.strict == CAIRN_OFF) return CAIRN_OK;
     write_findings(l, "; ", text, sizeof(text));
     return cairn__fail(CAIRN_EINVAL, "%s: does not fit, and nothing was loaded: %s: %s", l->path, counts, text);
 }
@@ -173,12 +169,6 @@ static int by_place(const void *a, const void *b) {
     const struct cairn__source_tensor *x = ((const struct pair *)a)->theirs, *y = ((const struct pair *)b)->theirs;
     if (x->file != y->file) return strcmp(cairn__safetensors_path(x->file), cairn__safetensors_path(y->file));
     return x->at->begin < y->at->begin ? -1 : x->at->begin > y->at->begin;
-}
-
-static cairn_status put(struct load *l, void *dst, const void *elements, size_t nbytes) {
-    if (!l->list.is_on_host) return cairn__device_upload(l->list.env->device, dst, elements, nbytes);
-    memcpy(dst, elements, nbytes);
-    return CAIRN_OK;
 }
 
 static cairn_status read_pair(struct load *l, const struct pair *pair) {
@@ -193,7 +183,9 @@ static cairn_status read_pair(struct load *l, const struct pair *pair) {
         const size_t n = (size_t)(ours->n - i < BLOCK ? ours->n - i : BLOCK);
         TRY(cairn__safetensors_read(pair->theirs->file, theirs, i * from, l->read, n * from));
         if (dtype != ours->dtype) cairn__convert(l->converted, ours->dtype, l->read, dtype, n);
-        TRY(put(l, ours->memory + i * to, dtype != ours->dtype ? l->converted : l->read, n * to));
+        const void *elements = dtype != ours->dtype ? l->converted : l->read;
+        if (l->list.is_on_host) memcpy(ours->memory + i * to, elements, n * to);
+        else TRY(cairn__device_upload(l->list.env->device, ours->memory + i * to, elements, n * to));
     }
 out:
     return st;

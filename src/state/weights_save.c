@@ -25,13 +25,6 @@ static cairn_dtype saved_type(const struct save *s, const struct cairn__weights_
     return s->list.options.dtype && is_converted ? s->list.options.dtype : p->dtype;
 }
 
-static struct cairn__safetensors_tensor describe(const struct save *s, const struct cairn__weights_piece *p) {
-    return (struct cairn__safetensors_tensor){.name = p->file,
-                                              .type = cairn__safetensors_type(saved_type(s, p)),
-                                              .ndim = p->ndim,
-                                              .shape = p->shape};
-}
-
 /* ---- elements ---- */
 
 /* n elements from the first-th on, on the host. */
@@ -188,7 +181,12 @@ static cairn_status write_files(struct save *s) {
     const struct cairn_weights_options *o = &s->list.options;
     struct cairn__safetensors_tensor *tensors = NULL;
     TRY(cairn__calloc(s->count, sizeof(tensors[0]), (void **)&tensors));
-    for (size_t i = 0; i < s->count; i++) tensors[i] = describe(s, s->kept[i]);
+    for (size_t i = 0; i < s->count; i++) {
+        const struct cairn__weights_piece *p = s->kept[i];
+        const enum cairn__safetensors_type type = cairn__safetensors_type(saved_type(s, p));
+        tensors[i] =
+            (struct cairn__safetensors_tensor){.name = p->file, .type = type, .ndim = p->ndim, .shape = p->shape};
+    }
     TRY(cairn__shards_save(s->path, tensors, s->count, s->texts, s->num_texts, o->max_file_nbytes, write_piece, s));
 out:
     cairn__free(tensors);

@@ -19,11 +19,6 @@ static bool exists(const char *path) {
     return stat(path, &s) == 0;
 }
 
-static bool is_folder(const char *path) {
-    struct stat s;
-    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
-}
-
 static cairn_status join(char out[MAX_PATH], const char *first, const char *between, const char *last) {
     const int n = snprintf(out, MAX_PATH, "%s%s%s", first, between, last);
     return n > 0 && n < MAX_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", first);
@@ -31,8 +26,9 @@ static cairn_status join(char out[MAX_PATH], const char *first, const char *betw
 
 /* The file that is meant. */
 static cairn_status resolve(const char *path, char out[MAX_PATH]) {
+    struct stat s;
     cairn_status st = CAIRN_OK;
-    if (is_folder(path)) {
+    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode)) {
         TRY(join(out, path, "/", PLAIN));
         if (!exists(out)) TRY(join(out, path, "/", INDEX));
         if (!exists(out)) TRY(cairn__fail(CAIRN_EINVAL, "%s: a folder without %s and %s", path, PLAIN, INDEX));
@@ -57,16 +53,6 @@ static cairn_status add_file(struct cairn__source *s, const char *path, size_t *
     *number = s->num_files++;
 out:
     return st;
-}
-
-static cairn_status list_file(struct cairn__source *s) {
-    struct cairn__safetensors *f = s->files[0];
-    const size_t n = cairn__safetensors_count(f);
-    const cairn_status st = cairn__calloc(n, sizeof(s->tensors[0]), (void **)&s->tensors);
-    if (st != CAIRN_OK) return st;
-    for (size_t i = 0; i < n; i++)
-        s->tensors[s->count++] = (struct cairn__source_tensor){.at = cairn__safetensors_at(f, i), .file = f};
-    return CAIRN_OK;
 }
 
 /* ---- an index ---- */
@@ -159,7 +145,11 @@ cairn_status cairn__source_open(struct cairn__source *s, const char *path) {
         TRY(list_index(s, file));
     } else {
         TRY(add_file(s, file, &number));
-        TRY(list_file(s));
+        struct cairn__safetensors *f = s->files[0];
+        const size_t n = cairn__safetensors_count(f);
+        TRY(cairn__calloc(n, sizeof(s->tensors[0]), (void **)&s->tensors));
+        for (size_t i = 0; i < n; i++)
+            s->tensors[s->count++] = (struct cairn__source_tensor){.at = cairn__safetensors_at(f, i), .file = f};
     }
     qsort(s->tensors, s->count, sizeof(s->tensors[0]), by_name);
 out:
