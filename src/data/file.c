@@ -31,19 +31,8 @@ void cairn__file_close(struct cairn__file *f) {
     *f = (struct cairn__file){.fd = -1};
 }
 
-/* A file that is cut while it is read may give zeros in the place of what is gone: the kernel looks at the size, then
- * copies a page that has been cleared by then. So the size is looked at afterwards, too. */
-static cairn_status check_end(const struct cairn__file *f, size_t done, size_t nbytes, int64_t at) {
-    struct stat s;
-    if (fstat(f->fd, &s) != 0) return cairn__fail_errno(errno, "%s", f->path);
-    REQUIRE(done == nbytes && s.st_size >= at && (uint64_t)(s.st_size - at) >= nbytes, CAIRN_EINVAL,
-            "%s: ends at byte %" PRId64 ", and %zu from byte %" PRId64
-            " on are to be read; the file may have been truncated",
-            f->path, (int64_t)s.st_size, nbytes, at);
-    return CAIRN_OK;
-}
-
 cairn_status cairn__file_read_at(const struct cairn__file *f, void *to, size_t nbytes, int64_t at) {
+    struct stat s;
     size_t done = 0;
     while (done < nbytes) {
         const ssize_t got = pread(f->fd, (char *)to + done, nbytes - done, (off_t)(at + (int64_t)done));
@@ -52,5 +41,12 @@ cairn_status cairn__file_read_at(const struct cairn__file *f, void *to, size_t n
         if (got == 0) break;
         done += (size_t)got;
     }
-    return check_end(f, done, nbytes, at);
+    /* A file that is cut while it is read may give zeros in the place of what is gone: the kernel looks at the size,
+     * then copies a page that has been cleared by then. So the size is looked at afterwards, too. */
+    if (fstat(f->fd, &s) != 0) return cairn__fail_errno(errno, "%s", f->path);
+    REQUIRE(done == nbytes && s.st_size >= at && (uint64_t)(s.st_size - at) >= nbytes, CAIRN_EINVAL,
+            "%s: ends at byte %" PRId64 ", and %zu from byte %" PRId64
+            " on are to be read; the file may have been truncated",
+            f->path, (int64_t)s.st_size, nbytes, at);
+    return CAIRN_OK;
 }

@@ -77,10 +77,6 @@ static cairn_status write_head(struct cairn__lines *l, const struct cairn__lines
 
 /* ---- making an index ---- */
 
-static bool is_empty(const char *line, size_t nbytes) {
-    return nbytes == 0 || (nbytes == 1 && line[0] == '\r');
-}
-
 static size_t without_end(const char *line, size_t nbytes) {
     return nbytes > 0 && line[nbytes - 1] == '\r' ? nbytes - 1 : nbytes;
 }
@@ -88,7 +84,7 @@ static size_t without_end(const char *line, size_t nbytes) {
 static cairn_status add_line(struct cairn__lines *l, const struct cairn__lines_options *o, const char *line,
                              size_t nbytes, int64_t at) {
     cairn_status st = CAIRN_OK;
-    if (is_empty(line, nbytes)) return CAIRN_OK;
+    if (without_end(line, nbytes) == 0) return CAIRN_OK;
     if (o->is_record && !o->is_record(o->ctx, line, without_end(line, nbytes))) return CAIRN_OK;
     TRY(cairn__grow((void **)&l->begins, &l->room, l->count + 1, sizeof(l->begins[0])));
     if (l->count % STRIDE == 0) {
@@ -160,19 +156,6 @@ static cairn_status write_index(struct cairn__lines *l, const char *path) {
     TRY(cairn__writer_commit(&w, NULL));
 out:
     cairn__writer_discard(&w);
-    return st;
-}
-
-static cairn_status make_index(struct cairn__lines *l, const struct cairn__lines_options *o, int64_t begin,
-                               const char *path) {
-    cairn_status st = CAIRN_OK;
-    l->line = o->has_header ? 2 : 1;
-    TRY(scan(l, o, begin));
-    l->head[COUNT] = l->count;
-    l->head[HASH] = hash_records(l);
-    if (write_index(l, path) != CAIRN_OK)
-        cairn__log(CAIRN_LOG_WARNING, "the index of %s is made anew each time: %s", l->file.path, cairn_last_error());
-out:
     return st;
 }
 
@@ -325,7 +308,14 @@ cairn_status cairn__lines_open(const char *path, const struct cairn__lines_optio
     TRY(find_records(l, o->has_header, &begin));
     TRY(write_head(l, o));
     const char *index = o->index ? o->index : beside;
-    if (!take_index(l, index)) TRY(make_index(l, o, begin, index));
+    if (!take_index(l, index)) {
+        l->line = o->has_header ? 2 : 1;
+        TRY(scan(l, o, begin));
+        l->head[COUNT] = l->count;
+        l->head[HASH] = hash_records(l);
+        if (write_index(l, index) != CAIRN_OK)
+            cairn__log(CAIRN_LOG_WARNING, "the index of %s is made anew each time: %s", path, cairn_last_error());
+    }
     *out = l;
     l = NULL;
 out:

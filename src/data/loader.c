@@ -170,23 +170,15 @@ static void pin(cairn_loader *l, struct cairn__field_memory *m) {
     m->nbytes = 0;
 }
 
-/* The device has read what is in the slot. */
-static cairn_status make_free(cairn_loader *l, struct slot *s) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__device_wait_upload(l->env->device, s->ticket));
-    s->ticket = 0;
-    for (int i = 0; i < CAIRN_MAX_FIELDS; i++) pin(l, &s->fields->memory[i]);
-out:
-    return st;
-}
-
 /* Wants batches for all free slots, as far as the epoch goes. */
 static cairn_status want(cairn_loader *l) {
     bool is_new = false;
     cairn_status st = CAIRN_OK;
     while (l->tail - l->head < (uint64_t)l->depth) {
         struct slot *s = &l->slots[l->tail % (uint64_t)l->num_slots];
-        TRY(make_free(l, s));
+        TRY(cairn__device_wait_upload(l->env->device, s->ticket)); /* the device has read what is in the slot */
+        s->ticket = 0;
+        for (int i = 0; i < CAIRN_MAX_FIELDS; i++) pin(l, &s->fields->memory[i]);
         s->n = cairn__sampler_peek(l->sampler, l->ahead, s->indices, l->batch);
         if (s->n == 0 || (l->drops_last && s->n < l->batch)) break;
         s->epoch = l->epoch;
@@ -271,10 +263,6 @@ static void move_to(cairn_loader *l, int64_t position) {
     l->position = position;
 }
 
-static bool was_moved(const cairn_loader *l) {
-    return cairn_sampler_epoch(l->sampler) != l->epoch || cairn_sampler_position(l->sampler) != l->position;
-}
-
 cairn_status cairn_loader_next(cairn_loader *l, const struct cairn_batch **batch) {
     cairn_status st = CAIRN_OK;
     REQUIRE(l && batch, CAIRN_EINVAL, "cairn_loader_next: loader and batch must be set");
@@ -283,7 +271,7 @@ cairn_status cairn_loader_next(cairn_loader *l, const struct cairn_batch **batch
             "the child");
     TRY(cairn__device_refuse_recording(l->env->device,
                                        "replays would not repeat it; call cairn_loader_next between replays"));
-    if (was_moved(l)) restart(l);
+    if (cairn_sampler_epoch(l->sampler) != l->epoch || cairn_sampler_position(l->sampler) != l->position) restart(l);
     TRY(want(l));
     if (l->head == l->tail) {
         move_to(l, cairn_sampler_length(l->sampler)); /* past what drop_last leaves out */
@@ -418,25 +406,23 @@ static void join(cairn_loader *l) {
     pthread_mutex_destroy(&l->lock);
 }
 
-static void end_reader(struct reader *r, size_t batch) {
-    for (size_t i = 0; r->examples && i < batch; i++) cairn_fields_destroy(&r->examples[i]);
-    cairn__free(r->examples);
-}
-
-static void end_slot(cairn_loader *l, struct slot *s) {
-    for (int i = 0; s->fields && i < CAIRN_MAX_FIELDS; i++)
-        cairn__device_free_pinned(l->env->device, s->fields->memory[i].pinned);
-    cairn_fields_destroy(&s->fields);
-    cairn__free(s->indices);
-}
-
 void cairn_loader_destroy(cairn_loader **loader) {
     if (!loader || !*loader) return;
     cairn_loader *l = *loader;
     if (l->forks == cairn__forks()) join(l); /* a child of fork has no such threads */
     for (int i = 0; i < CAIRN_MAX_FIELDS; i++) cairn_tensor_destroy(&l->tensors[i]);
-    for (int i = 0; l->readers && i < (l->workers > 0 ? l->workers : 1); i++) end_reader(&l->readers[i], l->batch);
-    for (int i = 0; l->slots && i < l->num_slots; i++) end_slot(l, &l->slots[i]);
+    for (int i = 0; l->readers && i < (l->workers > 0 ? l->workers : 1); i++) {
+        struct reader *r = &l->readers[i];
+        for (size_t k = 0; r->examples && k < l->batch; k++) cairn_fields_destroy(&r->examples[k]);
+        cairn__free(r->examples);
+    }
+    for (int i = 0; l->slots && i < l->num_slots; i++) {
+        struct slot *s = &l->slots[i];
+        for (int k = 0; s->fields && k < CAIRN_MAX_FIELDS; k++)
+            cairn__device_free_pinned(l->env->device, s->fields->memory[k].pinned);
+        cairn_fields_destroy(&s->fields);
+        cairn__free(s->indices);
+    }
     l->env->places[CAIRN__PLACE_OF_DATA].alive--;
     cairn__free(l->readers);
     cairn__free(l->slots);

@@ -11,12 +11,6 @@ struct arrays {
     cairn_npy *at[CAIRN_MAX_FIELDS];
 };
 
-/* n bytes at the end of the room for n i32, which they become. */
-static void widen(int32_t *values, size_t n) {
-    const unsigned char *bytes = (const unsigned char *)values + 3 * n;
-    for (size_t i = 0; i < n; i++) values[i] = bytes[i];
-}
-
 static cairn_status read_row(const cairn_npy *x, int64_t row, cairn_fields *example) {
     int64_t shape[CAIRN_MAX_DIMS] = {0};
     const int ndim = cairn_npy_ndim(x) - 1;
@@ -28,9 +22,10 @@ static cairn_status read_row(const cairn_npy *x, int64_t row, cairn_fields *exam
     TRY(cairn_fields_add(example, dtype == CAIRN_U8 ? CAIRN_I32 : dtype, ndim, shape, &values));
     if (dtype != CAIRN_U8) {
         TRY(cairn_npy_read_rows(x, &row, 1, values, nbytes));
-    } else {
-        TRY(cairn_npy_read_rows(x, &row, 1, (char *)values + 3 * nbytes, nbytes));
-        widen(values, nbytes);
+    } else { /* bytes at the end of the room for as many i32, which they become */
+        unsigned char *bytes = (unsigned char *)values + 3 * nbytes;
+        TRY(cairn_npy_read_rows(x, &row, 1, bytes, nbytes));
+        for (size_t i = 0; i < nbytes; i++) ((int32_t *)values)[i] = bytes[i];
     }
 out:
     return st;

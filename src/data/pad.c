@@ -85,23 +85,18 @@ out:
     return st;
 }
 
-static cairn_status check(const struct cairn_pad_options *o) {
-    REQUIRE(o->length >= 0 && o->multiple_of >= 0, CAIRN_EINVAL,
-            "cairn_pad_options: length is %" PRId64 " and multiple_of %" PRId64 "; they must not be negative",
-            o->length, o->multiple_of);
-    REQUIRE(o->length == 0 || o->multiple_of <= 1 || o->length % o->multiple_of == 0, CAIRN_EINVAL,
-            "cairn_pad_options: length is %" PRId64 ", which is no multiple of %" PRId64, o->length, o->multiple_of);
-    REQUIRE(o->mask == CAIRN_DEFAULT || o->mask == CAIRN_ON || o->mask == CAIRN_OFF, CAIRN_EINVAL,
-            "cairn_pad_options.mask is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->mask);
-    return CAIRN_OK;
-}
-
 cairn_status cairn_collate_pad(void *ctx, const cairn_fields *const *examples, size_t n, cairn_fields *batch) {
     struct cairn_pad_options o = *cairn_pad_options(.length = 0);
     cairn_status st = CAIRN_OK;
     REQUIRE(examples && n > 0 && batch, CAIRN_EINVAL, "cairn_collate_pad: examples, n and batch must be set");
     TRY(cairn__options_read(&o, sizeof(o), ctx, "cairn_pad_options"));
-    TRY(check(&o));
+    REQUIRE(o.length >= 0 && o.multiple_of >= 0, CAIRN_EINVAL,
+            "cairn_pad_options: length is %" PRId64 " and multiple_of %" PRId64 "; they must not be negative", o.length,
+            o.multiple_of);
+    REQUIRE(o.length == 0 || o.multiple_of <= 1 || o.length % o.multiple_of == 0, CAIRN_EINVAL,
+            "cairn_pad_options: length is %" PRId64 ", which is no multiple of %" PRId64, o.length, o.multiple_of);
+    REQUIRE(o.mask == CAIRN_DEFAULT || o.mask == CAIRN_ON || o.mask == CAIRN_OFF, CAIRN_EINVAL,
+            "cairn_pad_options.mask is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o.mask);
     TRY(cairn__fields_check_count(examples, n));
     const int first = batch->count;
     for (int field = 0; field < examples[0]->count; field++) {

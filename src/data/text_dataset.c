@@ -148,15 +148,6 @@ static cairn_status add_label(const struct texts *t, const struct cell *c, int64
     return cairn_fields_add_i64(example, label);
 }
 
-static cairn_status add_cell(const struct texts *t, int i, const struct cell *c, int64_t index, cairn_fields *example) {
-    if (!c->text)
-        return fail_at(t, index,
-                       t->is_table ? "there is no cell of column " : "there is no text, and no integer, named ",
-                       t->columns[i].name, NULL);
-    if (t->has_label && i == t->count - 1) return add_label(t, c, index, example);
-    return cairn__fields_add_text(example, c->text, c->nbytes);
-}
-
 static cairn_status add_record(const struct texts *t, const char *line, size_t nbytes, int64_t index,
                                cairn_fields *example) {
     char why[SHOWN + JSON_ERROR_TEXT_LENGTH];
@@ -168,7 +159,12 @@ static cairn_status add_record(const struct texts *t, const char *line, size_t n
     for (int i = 0; i < t->count; i++) {
         if (t->is_table) c = cut(line, nbytes, t->columns[i].cell);
         else look_up(&c, record, t->columns[i].name);
-        TRY(add_cell(t, i, &c, index, example));
+        if (!c.text)
+            TRY(fail_at(t, index,
+                        t->is_table ? "there is no cell of column " : "there is no text, and no integer, named ",
+                        t->columns[i].name, NULL));
+        if (t->has_label && i == t->count - 1) TRY(add_label(t, &c, index, example));
+        else TRY(cairn__fields_add_text(example, c.text, c.nbytes));
     }
 out:
     json_decref(record);

@@ -21,11 +21,6 @@ struct tokens {
     int count;
 };
 
-/* Examples of a file of n tokens: each needs one token more than its length. */
-static int64_t examples_of(const struct tokens *t, int64_t n) {
-    return n <= t->length ? 0 : (n - t->length - 1) / t->stride + 1;
-}
-
 static cairn_status open_stream(const struct tokens *t, const char *path, struct stream *s, int64_t *count) {
     uint32_t head[3];
     cairn_status st = CAIRN_OK;
@@ -41,7 +36,7 @@ static cairn_status open_stream(const struct tokens *t, const char *path, struct
                         "%s: %" PRId64 " bytes, fewer than those of the %" PRIu32
                         " tokens that its header declares; the file may have been truncated",
                         path, s->file.nbytes, head[2]));
-    *count += examples_of(t, head[2]);
+    if (head[2] > t->length) *count += (head[2] - t->length - 1) / t->stride + 1; /* each needs one token more */
 out:
     return st;
 }

@@ -52,16 +52,6 @@ static bool ends_with(const char *name, const char *const *suffixes) {
     return false;
 }
 
-/* What is read, what is left out, and what would be missed: torchvision's IMG_EXTENSIONS. */
-static cairn_status is_picture(const char *path, const char *name, bool *is) {
-    static const char *const ours[] = {".jpg", ".jpeg", ".png", NULL};
-    static const char *const others[] = {".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", NULL};
-    *is = ends_with(name, ours);
-    REQUIRE(!ends_with(name, others), CAIRN_EINVAL,
-            "%s/%s: Cairn reads JPEG and PNG; convert it, or move it out of the folder", path, name);
-    return CAIRN_OK;
-}
-
 /* ---- listing ---- */
 
 static cairn_status join(char path[MOST_PATH], const char *folder, const char *name) {
@@ -105,10 +95,12 @@ out:
     return st;
 }
 
+/* What is read, what would be missed (with it torchvision's IMG_EXTENSIONS), and what is left out. */
 static cairn_status visit_picture(cairn_picture_folder *f, const char *path, const char *name, bool is_folder,
                                   size_t folder, int depth) {
+    static const char *const ours[] = {".jpg", ".jpeg", ".png", NULL};
+    static const char *const others[] = {".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", NULL};
     char below[MOST_PATH], own[MOST_PATH];
-    bool is = false;
     size_t at;
     cairn_status st = CAIRN_OK;
     if (is_folder) {
@@ -120,8 +112,9 @@ static cairn_status visit_picture(cairn_picture_folder *f, const char *path, con
         TRY(add_text(f, own, &at));
         return walk(f, below, at, depth + 1, visit_picture);
     }
-    TRY(is_picture(path, name, &is));
-    if (!is) return CAIRN_OK;
+    REQUIRE(!ends_with(name, others), CAIRN_EINVAL,
+            "%s/%s: Cairn reads JPEG and PNG; convert it, or move it out of the folder", path, name);
+    if (!ends_with(name, ours)) return CAIRN_OK;
     TRY(add_text(f, name, &at));
     TRY(cairn__grow((void **)&f->entries, &f->capacity, f->count + 1, sizeof(f->entries[0])));
     f->entries[f->count++] = (struct entry){folder, at};

@@ -81,15 +81,14 @@ static void on_progress(j_common_ptr jpeg) {
         leave(d, cairn__fail(CAIRN_EINVAL, "%s: a JPEG of more than %d scans", d->file->name, (int)MOST_SCANS));
 }
 
-/* ink and key are what Adobe's programs write: 255 is no ink. Pillow's Convert.c, cmyk2rgb, of 255 - v. */
-static uint8_t under(uint8_t ink, uint8_t key) {
-    const unsigned product = (255u - ink) * key + 128;
-    return (uint8_t)(key - ((product + (product >> 8)) >> 8));
-}
-
+/* Inks and key are what Adobe's programs write: 255 is no ink. Pillow's Convert.c, cmyk2rgb, of 255 - v. */
 static void to_rgb(const uint8_t *inks, int64_t width, uint8_t *rgb) {
     for (int64_t x = 0; x < width; x++) {
-        for (int c = 0; c < 3; c++) rgb[3 * x + c] = under(inks[4 * x + c], inks[4 * x + 3]);
+        const uint8_t key = inks[4 * x + 3];
+        for (int c = 0; c < 3; c++) {
+            const unsigned product = (255u - inks[4 * x + c]) * key + 128;
+            rgb[3 * x + c] = (uint8_t)(key - ((product + (product >> 8)) >> 8));
+        }
     }
 }
 
