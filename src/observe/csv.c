@@ -31,21 +31,13 @@ static void quote(const char *name, char out[NAME]) {
     out[used] = '\0';
 }
 
-/* NaN without the sign that printf gives some. */
-static void format_value(double value, char out[40]) {
-    if (isnan(value)) {
-        snprintf(out, 40, "nan");
-    } else {
-        snprintf(out, 40, "%.17g", value);
-    }
-}
-
 static void hear(struct cairn_writer *writer, const struct cairn__event *e) {
     struct csv *c = (struct csv *)writer;
     char line[LINE], name[NAME], value[40];
     if (e->kind != CAIRN__SCALAR) return;
     quote(e->what, name);
-    format_value(e->value, value);
+    if (isnan(e->value)) snprintf(value, sizeof(value), "nan"); /* without the sign that printf gives some */
+    else snprintf(value, sizeof(value), "%.17g", e->value);
     const double seconds = e->end_ns > c->began_ns ? (double)(e->end_ns - c->began_ns) * 1e-9 : 0;
     const int n = snprintf(line, sizeof(line), "%" PRId64 ",%s,%s,%.6f\n", e->index, name, value, seconds);
     if (n > 0 && n < LINE) cairn__out_put(&c->out, line, (size_t)n, e->end_ns);

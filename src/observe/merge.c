@@ -126,17 +126,6 @@ out:
     return st;
 }
 
-static cairn_status read_part(struct merge *m, const char *name) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__grow((void **)&m->parts, &m->parts_room, m->num_parts + 1, sizeof(m->parts[0])));
-    m->parts[m->num_parts] = (struct part){.text = NULL};
-    TRY(read_text(name, &m->parts[m->num_parts].text));
-    m->num_parts++;
-    TRY(read_lines(m, &m->parts[m->num_parts - 1]));
-out:
-    return st;
-}
-
 /* ---- writing ---- */
 
 /* What has no time comes first; of spans that begin together the longer one holds the other. */
@@ -147,7 +136,10 @@ static int compare(const void *a, const void *b) {
     return x->rest < y->rest ? -1 : x->rest > y->rest;
 }
 
-static cairn_status write_events(const struct merge *m, const char *path, const char *temporary) {
+static cairn_status write_merged(struct merge *m, const char *path) {
+    char temporary[CAIRN__OBSERVE_PATH + 32];
+    snprintf(temporary, sizeof(temporary), "%s.%d.tmp", path, (int)getpid());
+    qsort(m->events, m->num_events, sizeof(m->events[0]), compare);
     FILE *f = fopen(temporary, "we");
     if (!f) return cairn__fail_errno(errno, "the timeline '%.300s' cannot be written", path);
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", f);
@@ -167,19 +159,6 @@ static cairn_status write_events(const struct merge *m, const char *path, const 
     return CAIRN_OK;
 }
 
-static cairn_status write_merged(struct merge *m, const char *path) {
-    char temporary[CAIRN__OBSERVE_PATH + 32];
-    snprintf(temporary, sizeof(temporary), "%s.%d.tmp", path, (int)getpid());
-    qsort(m->events, m->num_events, sizeof(m->events[0]), compare);
-    return write_events(m, path, temporary);
-}
-
-static void free_merge(struct merge *m) {
-    for (size_t i = 0; i < m->num_parts; i++) cairn__free(m->parts[i].text);
-    cairn__free(m->parts);
-    cairn__free(m->events);
-}
-
 /* *found: how many of the parts of ranks 0 to size - 1 there are. */
 static cairn_status merge(const char *path, int size, size_t *found) {
     struct merge m = {.num_parts = 0};
@@ -188,7 +167,11 @@ static cairn_status merge(const char *path, int size, size_t *found) {
     for (int r = 0; r < size; r++) {
         TRY(cairn__path_of_part(path, r, name));
         if (access(name, F_OK) != 0) continue;
-        TRY(read_part(&m, name));
+        TRY(cairn__grow((void **)&m.parts, &m.parts_room, m.num_parts + 1, sizeof(m.parts[0])));
+        m.parts[m.num_parts] = (struct part){.text = NULL};
+        TRY(read_text(name, &m.parts[m.num_parts].text));
+        m.num_parts++;
+        TRY(read_lines(&m, &m.parts[m.num_parts - 1]));
         if (m.num_parts == 1 && m.parts[0].size > 0 && m.parts[0].size < size) size = m.parts[0].size;
     }
     REQUIRE(m.num_parts > 0, CAIRN_EINVAL, "there is no part of a timeline beside '%.300s', such as '%.300s'", path,
@@ -196,7 +179,9 @@ static cairn_status merge(const char *path, int size, size_t *found) {
     TRY(write_merged(&m, path));
     *found = m.num_parts;
 out:
-    free_merge(&m);
+    for (size_t i = 0; i < m.num_parts; i++) cairn__free(m.parts[i].text);
+    cairn__free(m.parts);
+    cairn__free(m.events);
     return st;
 }
 

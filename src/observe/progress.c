@@ -144,22 +144,19 @@ static void write_all(int fd, const char *text, size_t n) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* A line that is wider than its terminal would not be written over. */
-static void fit(struct line *l, int fd) {
-    struct winsize w;
-    if (ioctl(fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 1 && l->used >= w.ws_col) l->used = w.ws_col - 1;
-}
-
 void cairn_progress_show(cairn_progress *progress, const struct cairn_progress_values *values) {
     struct cairn_progress_values v = *cairn_progress_values(.loss = 0);
     if (!progress || !progress->is_writer) return;
     if (cairn__options_read(&v, sizeof(v), values, "cairn_progress_values") != CAIRN_OK)
         v = *cairn_progress_values(.loss = 0);
     struct line line = {.used = 0}, whole = {.used = 0};
+    struct winsize w;
     progress->shown_ns = cairn__now_ns();
     put_steps(&line, progress, progress->shown_ns);
     put_values(&line, &v);
-    if (progress->is_terminal) fit(&line, progress->fd);
+    /* A line that is wider than its terminal would not be written over. */
+    if (progress->is_terminal && ioctl(progress->fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 1 && line.used >= w.ws_col)
+        line.used = w.ws_col - 1;
     put(&whole, progress->is_terminal ? "\r%.*s\033[K" : "%.*s\n", (int)(line.used < LINE - 8 ? line.used : LINE - 8),
         line.text);
     write_all(progress->fd, whole.text, whole.used);

@@ -68,17 +68,14 @@ static void name_thread(struct timeline *t, int64_t tid) {
              0);
 }
 
-static bool overlaps(const struct cairn__event *e) {
-    return strcmp(e->room, "ddp") == 0 || strcmp(e->room, "comm") == 0;
-}
-
 static void put_span(struct timeline *t, const struct cairn__event *e, const char *name) {
     const uint64_t took = e->end_ns > e->begin_ns ? e->end_ns - e->begin_ns : 0;
     const int64_t tid = this_thread();
     char line[LINE], bytes[48] = "";
     name_thread(t, tid);
     if (e->nbytes > 0) snprintf(bytes, sizeof(bytes), ",\"nbytes\":%" PRId64, e->nbytes);
-    const char *phase = took == 0 ? "i" : overlaps(e) ? "b" : "X";
+    const bool overlaps = strcmp(e->room, "ddp") == 0 || strcmp(e->room, "comm") == 0;
+    const char *phase = took == 0 ? "i" : overlaps ? "b" : "X";
     int n = snprintf(line, sizeof(line),
                      ",\n{\"ts\":%" PRIu64 ".%03u,\"ph\":\"%s\",\"pid\":%d,\"tid\":%" PRId64
                      ",\"cat\":\"%s\",\"name\":\"%s\"",

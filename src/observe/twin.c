@@ -99,12 +99,6 @@ static void send_share(const char *what, const char *name, int64_t step, uint64_
     cairn__trace_scalar("observe", text, step, (double)count / (double)of);
 }
 
-static void send(const struct cairn__param *p, int64_t step, const struct cairn_twin_loss *loss) {
-    if (!cairn__trace_on() || loss->nonzero == 0) return;
-    send_share("lost_to_zero", p->name, step, loss->to_zero, loss->nonzero);
-    send_share("lost_to_inf", p->name, step, loss->to_inf + loss->to_nan, loss->nonzero);
-}
-
 cairn_status cairn_exponents_compare_params(cairn_param_set *half, cairn_param_set *twin, int64_t step,
                                             struct cairn_twin_loss *total) {
     struct cairn_twin_loss all = {0, 0, 0, 0};
@@ -124,7 +118,10 @@ cairn_status cairn_exponents_compare_params(cairn_param_set *half, cairn_param_s
                 "cairn_exponents_compare_params: the twin's gradient of '%s' is %s; it must be f32",
                 twin->params[i]->name, cairn_dtype_name(t.dtype));
         TRY(cairn_exponents_compare(half->env, h.x, h.dtype, t.x, h.n, &loss));
-        send(half->params[i], step, &loss);
+        if (cairn__trace_on() && loss.nonzero > 0) {
+            send_share("lost_to_zero", half->params[i]->name, step, loss.to_zero, loss.nonzero);
+            send_share("lost_to_inf", half->params[i]->name, step, loss.to_inf + loss.to_nan, loss.nonzero);
+        }
         all.nonzero += loss.nonzero, all.to_zero += loss.to_zero;
         all.to_inf += loss.to_inf, all.to_nan += loss.to_nan;
     }

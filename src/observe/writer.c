@@ -32,25 +32,20 @@ void cairn_scalar_record(const char *name, int64_t step, double value) {
     if (cairn__trace_on() && name) cairn__trace_scalar("user", name, step, value);
 }
 
-static cairn_status check_histogram(const char *name, const struct cairn_histogram *h) {
-    REQUIRE(h->num_buckets == 0 || (h->limits && h->counts), CAIRN_EINVAL,
-            "cairn_histogram_record: '%.200s' has %zu buckets, and no limits or no counts", name, h->num_buckets);
-    REQUIRE(h->num_buckets <= MOST_BUCKETS, CAIRN_EINVAL,
-            "cairn_histogram_record: '%.200s' has %zu buckets; it can have %d", name, h->num_buckets, MOST_BUCKETS);
-    for (size_t i = 1; i < h->num_buckets; i++)
-        REQUIRE(h->limits[i] > h->limits[i - 1], CAIRN_EINVAL,
-                "cairn_histogram_record: limits of '%.200s' must grow, but [%zu] is %g behind %g", name, i,
-                h->limits[i], h->limits[i - 1]);
-    return CAIRN_OK;
-}
-
 cairn_status cairn_histogram_record(const char *name, int64_t step, const struct cairn_histogram *histogram) {
     if (!cairn__trace_on()) return CAIRN_OK;
     struct cairn_histogram h = *cairn_histogram(.num_buckets = 0);
     cairn_status st = CAIRN_OK;
     REQUIRE(name && histogram, CAIRN_EINVAL, "cairn_histogram_record: name and histogram must be set");
     TRY(cairn__options_read(&h, sizeof(h), histogram, "cairn_histogram"));
-    TRY(check_histogram(name, &h));
+    REQUIRE(h.num_buckets == 0 || (h.limits && h.counts), CAIRN_EINVAL,
+            "cairn_histogram_record: '%.200s' has %zu buckets, and no limits or no counts", name, h.num_buckets);
+    REQUIRE(h.num_buckets <= MOST_BUCKETS, CAIRN_EINVAL,
+            "cairn_histogram_record: '%.200s' has %zu buckets; it can have %d", name, h.num_buckets, MOST_BUCKETS);
+    for (size_t i = 1; i < h.num_buckets; i++)
+        REQUIRE(h.limits[i] > h.limits[i - 1], CAIRN_EINVAL,
+                "cairn_histogram_record: limits of '%.200s' must grow, but [%zu] is %g behind %g", name, i, h.limits[i],
+                h.limits[i - 1]);
     cairn__trace_send(
         &(struct cairn__event){.room = "user", .what = name, .index = step, .kind = CAIRN__HISTOGRAM, .histogram = &h});
 out:
