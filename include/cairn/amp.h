@@ -137,7 +137,7 @@ CAIRN_API cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_
  *
  *   set        made by cairn_param_set_create. At O2 and O3 its f32 parameters get half values in f32 memory and stay
  *              where they are: weights are rounded to the half type at once and after every step, gradients when they
- *              are declared ready, so a gradient too large for the half type is an overflow. That halves the bytes sent
+ *              are declared ready, so a gradient too large for the half type is an overflow. That saves bytes sent
  *              between ranks, but saves neither time nor memory. Normalisation parameters (is_norm) stay f32 where the
  *              level says so. Half parameters must have the half type and stay unchanged. O2 makes f32 masters of both
  *              from the original bits, or takes those left by an earlier context; O3 makes none. AMP_KEEP_TYPES: f32
