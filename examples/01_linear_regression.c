@@ -1,5 +1,5 @@
-/* Distributed mixed precision in one page: linear regression, as in apex's examples/simple/distributed. Every rank
- * trains on a batch of its own.
+/* Distributed mixed-precision training on one page: linear regression, as in apex's examples/simple/distributed. Each
+ * rank trains on its own batch.
  *
  *     cairn-run --nproc_per_node 2 ./01_linear_regression --opt-level O2 */
 #include <cairn/cairn.h>
@@ -49,7 +49,7 @@ static double microseconds(void) {
 }
 
 int main(int argc, char **argv) {
-    cairn_env *env; /* torchrun, torch.distributed.launch, cairn-run, or alone */
+    cairn_env *env; /* started by torchrun, torch.distributed.launch or cairn-run, or a single process */
     CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &env));
     struct amp_options amp_choice = *amp_options(.opt_level = AMP_O1);
     long steps = 500;
@@ -78,8 +78,8 @@ int main(int argc, char **argv) {
     if (checkpoint.state) CAIRN_CHECK(cairn_state_add_f64(checkpoint.state, "first loss", &first));
     if (checkpoint.state) CAIRN_CHECK(cairn_state_add_f64(checkpoint.state, "last loss", &last));
     checkpoint_resume(&checkpoint);
-    const long before = (long)checkpoint.steps; /* a restart */
-    double begin = 0; /* the first step builds things that later ones use again; its time is not counted */
+    const long before = (long)checkpoint.steps; /* greater than 0 after a restart */
+    double begin = 0; /* after the first step, which allocates what later steps reuse and is not timed */
     for (long t = before + 1; t <= steps; t++) {
         cairn_zero_grad(sgd);
         cairn_tensor *loss = cairn_mse_loss(ddp_forward(net, x), y);

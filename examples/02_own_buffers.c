@@ -1,8 +1,8 @@
-/* A trainer with its own buffers: two layers, written with plain arrays and loops. 02_own_buffers_plain.c is the
- * program as it was, 02_own_buffers.c the same file with Cairn's mixed precision; docs/from-apex.md shows the
- * difference. The net has to find out which of the first V of its C inputs is the largest.
+/* A trainer that owns its buffers: two layers, written with plain arrays and loops. 02_own_buffers_plain.c is the
+ * original program, 02_own_buffers.c the same program with Cairn's mixed precision; docs/from-apex.md shows the diff.
+ * The net learns which of the first V of its C inputs is the largest.
  *
- *     ./02_own_buffers --steps 500 --opt-level O2      (the plain program has no levels) */
+ *     ./02_own_buffers --steps 500 --opt-level O2      (02_own_buffers_plain has no --opt-level) */
 #include <cairn/cairn.h>
 #include <math.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ static float forward(void) {
     return loss;
 }
 
-/* Gradients of scale times the loss. */
+/* Computes the gradients of scale * loss. */
 static void backward(float scale) {
     memset(grads, 0, sizeof(grads));
     for (int b = 0; b < B; b++) {

@@ -1,4 +1,4 @@
-/* 02_own_buffers.c on several ranks, each with its share of every batch. docs/ddp.md shows the difference.
+/* 02_own_buffers.c on several ranks, each of which computes its shard of every batch. docs/ddp.md shows the diff.
  *
  *     cairn-run --nproc_per_node 2 ./03_own_buffers_ddp --steps 500 --opt-level O2 */
 #include <cairn/cairn.h>
@@ -62,7 +62,7 @@ static float forward(void) {
     return loss;
 }
 
-/* Gradients of scale times the loss. */
+/* Computes the gradients of scale * loss. */
 static void backward(float scale) {
     memset(grads, 0, sizeof(grads));
     for (int b = begin; b < end; b++) {

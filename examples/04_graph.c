@@ -1,5 +1,6 @@
-/* A training step recorded once and replayed: on a GPU one launch a step, elsewhere the step is called. The model has
- * to find out that output i is input i, from batches that lie in the host's memory. Every rank has batches of its own.
+/* A training step that is captured once and then replayed: one graph launch per step on a GPU; on the CPU a replay
+ * calls the step function. The model learns to copy input i to output i, from batches in host memory. Each rank has its
+ * own batches.
  *
  *     CAIRN_DEVICE=cuda ./04_graph        cairn-run --nproc_per_node 2 ./04_graph */
 #include <cairn/cairn.h>
@@ -36,7 +37,7 @@ static void make_batches(int rank) {
     }
 }
 
-/* What is recorded: it only queues work, on tensors that were made before. */
+/* The captured step. It only queues work, on tensors that exist before the capture. */
 static cairn_status step(void *user) {
     struct trainer *t = user;
     cairn_zero_grad(t->sgd);
@@ -61,7 +62,7 @@ int main(int argc, char **argv) {
     cairn_graph *graph;
     CAIRN_CHECK(cairn_graph_capture(env, step, &t, &graph));
 
-    for (int i = 0; i < STEPS; i++) { /* a recording holds addresses: values may change between replays */
+    for (int i = 0; i < STEPS; i++) { /* a graph stores addresses: values may change between replays */
         CAIRN_CHECK(cairn_tensor_write(t.x, inputs[i % BATCHES], N * D_IN));
         CAIRN_CHECK(cairn_tensor_write(t.y, targets[i % BATCHES], N * D_OUT));
         CAIRN_CHECK(cairn_optimizer_set_lr(t.sgd, first_lr * (STEPS - i) / STEPS));

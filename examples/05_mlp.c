@@ -1,4 +1,4 @@
-/* A multilayer perceptron of four layers reads digits, at any level of mixed precision. digits.h says how to run it. */
+/* A four-layer perceptron that classifies handwritten digits, at any opt level. digits.h shows how to run it. */
 #include "digits.h"
 
 static cairn_module *build(cairn_env *env) {

@@ -1,11 +1,12 @@
-/* A small ResNet reads digits: a block with a way past it is a module of the program's own. Statistics of batch norms
- * are buffers, and the norms' weights stay f32 under O2. digits.h says how to run it.
+/* A small ResNet that classifies handwritten digits. Its residual block is a module that the program defines. The
+ * running statistics of batch norms are buffers, and the norms' weights stay f32 under O2. digits.h shows how to run
+ * it.
  *
  * Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2016. */
 #include "digits.h"
 
 struct block {
-    cairn_module *body, *past; /* past NULL = the input itself */
+    cairn_module *body, *past; /* past: on the shortcut; NULL = identity */
 };
 
 static cairn_tensor *forward(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
@@ -20,7 +21,7 @@ static const struct cairn_module_ops block_ops = {.struct_size = sizeof(block_op
                                                   .forward = forward,
                                                   .destroy = free};
 
-/* A convolution without bias, which the norm behind it would take away again. */
+/* A convolution without bias: the batch norm after it would cancel one. */
 static cairn_module *conv(cairn_env *env, int64_t in, int64_t out, int64_t kernel, int64_t stride) {
     const int64_t around = kernel / 2;
     return cairn_conv2d(env, in, out, kernel,
@@ -29,7 +30,7 @@ static cairn_module *conv(cairn_env *env, int64_t in, int64_t out, int64_t kerne
 
 static cairn_module *block(cairn_env *env, int64_t in, int64_t out, int64_t stride) {
     struct block *b = calloc(1, sizeof(*b));
-    cairn_module *m = cairn_module_create(env, &block_ops, b); /* which ends b, whatever happens */
+    cairn_module *m = cairn_module_create(env, &block_ops, b); /* takes ownership of b, even on error */
     if (!m) return NULL;
     b->body = cairn_module_add_child(
         m, "body",

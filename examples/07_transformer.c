@@ -1,5 +1,5 @@
-/* A transformer encoder of two layers reads digits: each of a picture's eight rows is a token. digits.h says how to run
- * it.
+/* A two-layer transformer encoder that classifies handwritten digits: each of a picture's eight rows is a token.
+ * digits.h shows how to run it.
  *
  * Source: Vaswani et al., "Attention Is All You Need", 2017; learned positions as in BERT. */
 #include "digits.h"

@@ -1,5 +1,6 @@
-/* A whole training from NumPy's files: each rank's share of the data, accumulation, clipping, groups, warm-up, cosine,
- * freezing of the first layer, evaluation over ranks, progress, checkpoints: docs/training.md, which makes the files.
+/* A complete training program on NumPy files: sharded data, gradient accumulation, clipping, parameter groups, warm-up
+ * and cosine schedule, freezing the first layer, evaluation across ranks, progress, checkpoints. docs/training.md
+ * explains it and shows how to make the files.
  *
  *     ./08_train FOLDER --opt-level O2 --half bf16
  *     cairn-run --nproc_per_node 2 --max-restarts 3 ./08_train FOLDER --checkpoint runs/a
@@ -13,7 +14,7 @@
 
 #include "checkpoint.h"
 
-enum { BATCH = 64, MICRO = 2, HIDDEN = 128 }; /* BATCH examples a micro-batch, over all ranks */
+enum { BATCH = 64, MICRO = 2, HIDDEN = 128 }; /* BATCH: examples per micro-batch, over all ranks */
 
 struct options {
     const char *folder;
@@ -21,7 +22,7 @@ struct options {
     int classes, epochs;
 };
 
-struct part { /* of the data: train or test */
+struct part { /* one part of the data: train or test */
     cairn_dataset *dataset;
     cairn_sampler *sampler;
     cairn_loader *loader;
@@ -36,7 +37,7 @@ struct trainer {
     ddp_context *net;
     cairn_progress *progress;
     struct checkpoint checkpoint;
-    int64_t features, rows; /* rows: of this rank's part of a micro-batch */
+    int64_t features, rows; /* rows: this rank's examples in a micro-batch */
 };
 
 static void die(const char *why) {
@@ -65,7 +66,8 @@ static void parse(int argc, char **argv, struct options *o, struct checkpoint *c
     }
 }
 
-/* Training is shuffled and has equally many examples on each rank; evaluation has each example once over all ranks. */
+/* Training data is shuffled, with equally many examples on each rank; evaluation sees each example once over all
+ * ranks. */
 static void open_part(struct trainer *t, const struct options *o, struct part *p, const char *name) {
     const int is_train = p == &t->train, rank = cairn_env_rank(t->env), size = cairn_env_size(t->env);
     char x[4096], y[4096];
@@ -94,7 +96,7 @@ static void close_part(struct part *p) {
 static void begin(struct trainer *t, const struct options *o, int64_t total_steps) {
     struct cairn_adam_options matrices = CAIRN_ADAMW_OPTIONS_INIT, others = matrices;
     matrices.lr = others.lr = 2e-3;
-    matrices.weight_decay = 0.01, others.weight_decay = 0; /* biases and normalisation */
+    matrices.weight_decay = 0.01, others.weight_decay = 0; /* no decay for biases and normalisation */
     const cairn_group_rule rules[] = {{.are = CAIRN_PARAMS_MATRICES, .adam = &matrices}, {.adam = &others}};
     t->model = cairn_sequential(
         t->env, CAIRN_MODULES(cairn_linear(t->env, t->features, HIDDEN), cairn_activation(t->env, cairn_relu), /**/
@@ -108,14 +110,14 @@ static void begin(struct trainer *t, const struct options *o, int64_t total_step
     CAIRN_CHECK(ddp_create(t->model, cairn_env_group(t->env), NULL, &t->net));
 }
 
-/* One step of MICRO micro-batches; only the last one's backward exchanges gradients. 0: the epoch has no such step. */
+/* One step of MICRO micro-batches; only the last backward reduces gradients. Returns 0 at the end of the epoch. */
 static int step(struct trainer *t) {
     const struct cairn_batch *batch;
     cairn_tensor *loss = NULL;
     if (cairn_sampler_length(t->train.sampler) - cairn_sampler_position(t->train.sampler) < MICRO * t->rows) return 0;
     cairn_zero_grad(t->adamw);
     for (int m = 0; m < MICRO; m++) {
-        if (m > 0) CAIRN_CHECK(cairn_release_results(t->env)); /* so that a step takes the memory of one micro-batch */
+        if (m > 0) CAIRN_CHECK(cairn_release_results(t->env)); /* a step needs one micro-batch's memory */
         CAIRN_CHECK(cairn_loader_next(t->train.loader, &batch));
         CAIRN_CHECK(ddp_no_sync(t->net, m + 1 < MICRO));
         loss = cairn_cross_entropy(ddp_forward(t->net, batch->tensors[0]), batch->tensors[1], NULL);
@@ -137,14 +139,14 @@ static double evaluate(struct trainer *t) {
     const struct cairn_batch *batch;
     cairn_metric *accuracy;
     CAIRN_CHECK(cairn_accuracy_create(1, NULL, &accuracy));
-    CAIRN_CHECK(ddp_broadcast_buffers(t->net)); /* none in this model; with batch norm its running statistics */
+    CAIRN_CHECK(ddp_broadcast_buffers(t->net)); /* this model has none; batch norm's running statistics are buffers */
     cairn_module_train(t->model, 0);
     for (;;) {
         CAIRN_CHECK(cairn_loader_next(t->test.loader, &batch));
         if (!batch) break;
         cairn_no_grad_begin(t->env);
         CAIRN_CHECK(cairn_metric_update(accuracy, ddp_forward(t->net, batch->tensors[0]), batch->tensors[1]));
-        CAIRN_CHECK(cairn_no_grad_end(t->env)); /* which gives the batch's results back */
+        CAIRN_CHECK(cairn_no_grad_end(t->env)); /* also releases the batch's results */
     }
     cairn_module_train(t->model, 1);
     CAIRN_CHECK(cairn_metrics_reduce(&accuracy, 1, cairn_env_group(t->env)));
@@ -167,10 +169,10 @@ int main(int argc, char **argv) {
     const int64_t steps = o.epochs * (cairn_sampler_length(sampler) / (MICRO * t.rows));
     begin(&t, &o, steps);
     checkpoint_begin(&t.checkpoint, t.env, t.model, t.adamw, t.amp, t.net, sampler);
-    checkpoint_resume(&t.checkpoint); /* in the middle of an epoch, where it was saved there */
+    checkpoint_resume(&t.checkpoint); /* resumes within the epoch if the checkpoint was saved there */
     CAIRN_CHECK(cairn_progress_create(t.env, steps, cairn_progress_options(.done = t.checkpoint.steps), &t.progress));
     for (int64_t epoch = cairn_sampler_epoch(sampler); epoch < o.epochs; epoch++) {
-        if (epoch > 0 && epoch == o.epochs / 2) /* the first layer has learnt what it will */
+        if (epoch > 0 && epoch == o.epochs / 2) /* train only the later layers from here on */
             CAIRN_CHECK(cairn_param_set_require_grad(cairn_module_params(t.model), "0.*", CAIRN_OFF));
         while (step(&t)) checkpoint_step(&t.checkpoint);
         CAIRN_CHECK(cairn_sampler_set_epoch(sampler, epoch + 1));

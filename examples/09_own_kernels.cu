@@ -1,6 +1,6 @@
-/* The trainer of 02_own_buffers.c on a GPU, after the manner of llm.c: its kernels, its memory and its stream are its
- * own, and each step calls Cairn three times, between its launches. The host waits where it prints a loss. All is f32;
- * weights and gradients take half values at O2 (docs/from-apex.md, "A trainer with its own buffers").
+/* The trainer of 02_own_buffers.c on a GPU, in the style of llm.c: the program owns its kernels, memory and stream, and
+ * calls Cairn three times per step, between its launches. The host waits only where it prints a loss. All memory is
+ * f32; at O2 weights and gradients hold half values (docs/from-apex.md, "A trainer with its own buffers").
  *
  *     ./09_own_kernels --steps 500 --opt-level O2 */
 #include <cairn/cairn.h>
@@ -23,9 +23,9 @@ static void check(cudaError_t error) {
     if (error != cudaSuccess) die(cudaGetErrorString(error));
 }
 
-/* ---- kernels: one thread for each number of the result ---- */
+/* ---- kernels: one thread per element of the result ---- */
 
-/* y[B, O] = x[B, I] times the transpose of w[O, I], plus b[O]; then relu, where that is set. */
+/* y[B, O] = x[B, I] w[O, I]^T + b[O], followed by relu if relu is set. */
 __global__ void linear(float *y, const float *x, const float *w, const float *b, int I, int O, bool relu) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, row = at / O, o = at % O;
     if (row >= B) return;
@@ -34,7 +34,7 @@ __global__ void linear(float *y, const float *x, const float *w, const float *b,
     y[at] = relu ? fmaxf(sum, 0) : sum;
 }
 
-/* Each row's cross entropy, and p[B, V], the probabilities of the classes. */
+/* Computes each row's cross entropy and p[B, V], the class probabilities. */
 __global__ void cross_entropy(float *losses, float *p, const float *logits, const int *target) {
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= B) return;
@@ -45,13 +45,13 @@ __global__ void cross_entropy(float *losses, float *p, const float *logits, cons
     losses[row] = -logf(p[row * V + target[row]]);
 }
 
-/* The gradient of *scale times the mean loss; *scale is the step's loss scale, which the host need not know. */
+/* The gradient of *scale times the mean loss; *scale is the step's loss scale, in device memory. */
 __global__ void cross_entropy_backward(float *dlogits, const float *p, const int *target, const float *scale) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, row = at / V, v = at % V;
     if (row < B) dlogits[at] = (p[at] - (float)(v == target[row])) / B * *scale;
 }
 
-/* dx[B, I] of a linear behind a relu, whose result x is. */
+/* dx[B, I] of a linear layer whose input x is the output of a relu. */
 __global__ void linear_backward_x(float *dx, const float *dy, const float *w, const float *x, int I, int O) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, row = at / I, i = at % I;
     if (row >= B) return;
@@ -60,7 +60,7 @@ __global__ void linear_backward_x(float *dx, const float *dy, const float *w, co
     dx[at] = x[at] > 0 ? sum : 0;
 }
 
-/* dw[O, I] and db[O]: of each I + 1 threads the last sums the bias's. */
+/* dw[O, I] and db[O]: the last of each I + 1 threads computes the bias gradient. */
 __global__ void linear_backward_w(float *dw, float *db, const float *dy, const float *x, int I, int O) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, o = at / (I + 1), i = at % (I + 1);
     if (o >= O) return;
@@ -73,8 +73,8 @@ __global__ void linear_backward_w(float *dw, float *db, const float *dy, const f
 /* ---- the trainer ---- */
 
 static cudaStream_t stream;
-static float *weights, *grads, *x, *hidden, *logits, *p, *losses, *dlogits, *dhidden; /* the GPU's memory */
-static float *w1, *b1, *w2, *b2, *dw1, *db1, *dw2, *db2;                              /* parts of the first two */
+static float *weights, *grads, *x, *hidden, *logits, *p, *losses, *dlogits, *dhidden; /* device memory */
+static float *w1, *b1, *w2, *b2, *dw1, *db1, *dw2, *db2;                              /* parts of weights and grads */
 static int *target;
 
 static float *allocate(size_t count) {
@@ -159,7 +159,7 @@ int main(int argc, char **argv) {
     struct cairn_env_options where = {};
     where.struct_size = sizeof(where), where.device = "cuda";
     cairn_env *env;
-    CAIRN_CHECK(cairn_env_create(&argc, &argv, &where, &env)); /* makes its GPU the current one */
+    CAIRN_CHECK(cairn_env_create(&argc, &argv, &where, &env)); /* makes its GPU current */
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CAIRN_CHECK(cairn_cuda_set_stream(env, stream));
     make_net();
@@ -179,10 +179,10 @@ int main(int argc, char **argv) {
     for (long t = 1; t <= steps; t++) {
         make_batch();
         forward();
-        const float *scale = amp_next_scale_device(amp); /* 1. where the loss scale stands */
+        const float *scale = amp_next_scale_device(amp); /* 1. the loss scale's address */
         if (!scale) die(cairn_last_error());
         backward(scale);
-        CAIRN_CHECK(cairn_grads_ready(set, 0, PARAMS)); /* 2. what writes the gradients has been queued */
+        CAIRN_CHECK(cairn_grads_ready(set, 0, PARAMS)); /* 2. the kernels that write the gradients are queued */
         CAIRN_CHECK(cairn_step(sgd));                   /* 3. unscales and updates, or skips: the GPU decides */
         if (t % 50 == 0 || t == 1) printf("step %ld  loss %.9g\n", t, mean_loss());
     }

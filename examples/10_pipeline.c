@@ -1,12 +1,13 @@
-/* A model in two parts: the toy model of PyTorch's tutorial on model parallelism (linear 10 to 10 on the first rank,
- * relu, linear 10 to 5 on the last), and its input in micro-batches. One rank alone has all of it.
+/* A pipeline of two stages: the toy model of PyTorch's tutorial on model parallelism (linear 10 to 10 and relu on the
+ * first rank, linear 10 to 5 on the last), with its input split into micro-batches. A single rank holds the whole
+ * model.
  *
  *     cairn-run --nproc_per_node 2 ./10_pipeline --opt-level O2 --schedule gpipe --micro-batches 8
  *     cairn-run --nproc_per_node 4 ./10_pipeline --replicas 2
  *     cairn-run --nproc_per_node 2 ./10_pipeline --replicas 2 --threads 2
  *
- * The last line is ToyMpModel of the tutorial on DistributedDataParallel: two processes, each of which has a replica on
- * two devices. Ranks are threads there, so what they share is written before they start. */
+ * The last command is ToyMpModel of the tutorial on DistributedDataParallel: two processes, each with a replica on two
+ * devices. Its ranks are threads, so the data that they share is written before they start. */
 #include <cairn/cairn.h>
 
 #include <stdio.h>
@@ -27,10 +28,10 @@ static cairn_pipeline_schedule schedule_of(const char *name) {
     return CAIRN_PIPELINE_1F1B;
 }
 
-/* What the command line says: the same for every rank. */
+/* The command line: the same on every rank. */
 struct settings {
     struct amp_options level;
-    cairn_pipeline_schedule schedule; /* 0 = the pipeline's */
+    cairn_pipeline_schedule schedule; /* 0 = the pipeline's default */
     int micro_batches, replicas, threads;
     long steps;
 };
@@ -59,13 +60,13 @@ static void parse(int argc, char **argv, struct settings *s) {
     }
 }
 
-/* In [-1, 1): the same on every rank, while Cairn's own random numbers are each rank's. */
+/* Uniform in [-1, 1) and the same on every rank; Cairn's own generator gives each rank different numbers. */
 static float next_number(unsigned *state) {
     *state = *state * 1664525u + 1013904223u;
     return (float)(*state >> 8) / (1 << 23) - 1;
 }
 
-/* torch's bounds: 1 / sqrt(10). On a GPU a parameter's memory is the GPU's. */
+/* Uniform within torch's bounds, 1 / sqrt(10). On a GPU the parameters are in device memory. */
 static cairn_module *make_linear(cairn_env *env, int64_t in, int64_t out, unsigned seed) {
     cairn_module *layer = cairn_linear(env, in, out);
     float weight[IN * IN], bias[IN];
@@ -98,7 +99,7 @@ static cairn_tensor *mean_square(void *ctx, cairn_tensor *output, cairn_tensor *
     return cairn_mse_loss(output, target);
 }
 
-/* A random input, and sums of its columns; of a replica its own rows. */
+/* This replica's rows of the batch: random inputs, and targets computed from pairs of input columns. */
 static void make_batch(cairn_env *env, int replica, int replicas, cairn_tensor **x, cairn_tensor **y) {
     float in[ROWS][IN], out[ROWS][OUT];
     unsigned state = 12345;
@@ -111,7 +112,7 @@ static void make_batch(cairn_env *env, int replica, int replicas, cairn_tensor *
     *y = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, OUT), out[replica * rows]);
 }
 
-/* One rank: a process, or a thread of one. */
+/* Runs one rank: a process, or a thread of a process. */
 static int run(int rank, void *argument) {
     const struct settings *given = argument;
     struct amp_options level = given->level;

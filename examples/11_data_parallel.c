@@ -1,5 +1,5 @@
-/* One program whose batches are cut over threads, as with torch.nn.DataParallel: a small network learns a function of
- * its input. The number of replicas changes the time, and not what is learned.
+/* One process that splits each batch over threads, as torch.nn.DataParallel does: a small network learns a function of
+ * its input. The number of replicas changes the time, not what the network learns.
  *
  *     ./11_data_parallel --replicas 2 --opt-level O2 --half bf16 --loss inside */
 #include <cairn/cairn.h>
@@ -51,7 +51,7 @@ static cairn_module *make_replica(void *ctx, cairn_env *env, int replica) {
     return make_net(env);
 }
 
-/* The loss of a replica's rows, computed where they are. */
+/* The loss of a replica's rows, computed on the replica's thread. */
 static cairn_tensor *loss_inside(void *ctx, cairn_module *net, cairn_tensor *const *inputs, int count, int replica) {
     (void)ctx, (void)count, (void)replica;
     return cairn_mse_loss(cairn_module_forward(net, inputs[0]), inputs[1]);

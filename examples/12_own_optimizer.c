@@ -1,5 +1,5 @@
-/* An optimizer of one's own, AdaMax, that the ranks share (ZeRO's first stage), and an average of the weights beside
- * it. The model has to learn waves from noisy batches; every rank has batches of its own.
+/* A custom optimizer, AdaMax, whose state is sharded over ranks (ZeRO stage 1), and an exponential moving average of
+ * the weights. The model learns waves from noisy batches; each rank has its own batches.
  *
  *     cairn-run --nproc_per_node 2 ./12_own_optimizer --shard on */
 #include <cairn/cairn.h>
@@ -61,7 +61,7 @@ static float draw(void) {
     return 2 * ((float)rand() / (float)RAND_MAX) - 1;
 }
 
-/* A batch of a wave for each output, along a direction that is the same on every rank. */
+/* Fills a batch. Each output is a wave along its own direction, which is the same on every rank. */
 static void fill(float waves[D_OUT][D_IN], float x[N][D_IN], float y[N][D_OUT], float noise) {
     for (int n = 0; n < N; n++) {
         for (int i = 0; i < D_IN; i++) x[n][i] = draw();
@@ -107,7 +107,7 @@ int main(int argc, char **argv) {
     CAIRN_CHECK(ddp_create(model, cairn_env_group(env), ddp_options(.shard_optimizer = shard), &net));
     struct cairn_averages_options how = CAIRN_EMA_OPTIONS_INIT;
     how.decay = 0.99;
-    cairn_averages *averages; /* of f32 weights: where ranks share updates of half ones, none has all masters */
+    cairn_averages *averages; /* needs f32 weights: with sharded updates of half weights no rank has all masters */
     CAIRN_CHECK(cairn_averages_create(cairn_module_stateful(model), &how, &averages));
 
     srand(1);

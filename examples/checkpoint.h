@@ -1,5 +1,5 @@
-/* --checkpoint FOLDER and --save-every STEPS of the examples: a training that is killed, or whose machine goes, goes on
- * from its last checkpoint when it is started again, and ends with the same bits. docs/checkpoints.md
+/* The examples' options --checkpoint FOLDER and --save-every STEPS: a training that is killed, or whose machine fails,
+ * resumes from its last checkpoint when it is started again, and ends with the same bits. See docs/checkpoints.md.
  *
  *     cairn-run --nproc_per_node 2 --max-restarts 3 ./01_linear_regression --checkpoint runs/a */
 #ifndef EXAMPLES_CHECKPOINT_H
@@ -11,13 +11,13 @@
 #include <string.h>
 
 struct checkpoint {
-    const char *folder; /* NULL = nothing is saved, and the rest does nothing */
+    const char *folder; /* NULL = no checkpoints: the functions below do nothing */
     long every;         /* steps; 0 = 100 */
     cairn_state *state;
-    int64_t steps; /* made, those before a restart too */
+    int64_t steps; /* steps done, including those before a restart */
 };
 
-/* Whether it is one of its options. */
+/* Reads an option; returns 0 if name is not one of the two. */
 static inline int checkpoint_option(struct checkpoint *c, const char *name, const char *value) {
     if (strcmp(name, "--checkpoint") == 0 && *value) {
         c->folder = value;
@@ -29,8 +29,8 @@ static inline int checkpoint_option(struct checkpoint *c, const char *name, cons
     return 1;
 }
 
-/* Everything that the training needs to go on; what is NULL it does not have. The caller adds what it has beside that,
- * and then calls checkpoint_resume. */
+/* Collects the state that a resumed training needs; NULL for objects that the training does not have. The caller adds
+ * any other state, then calls checkpoint_resume. */
 static inline void checkpoint_begin(struct checkpoint *c, cairn_env *env, cairn_module *model,
                                     cairn_optimizer *optimizer, amp_context *amp, ddp_context *net,
                                     cairn_sampler *sampler) {
@@ -43,14 +43,15 @@ static inline void checkpoint_begin(struct checkpoint *c, cairn_env *env, cairn_
     if (sampler) CAIRN_CHECK(cairn_state_add(c->state, "data", cairn_sampler_stateful(sampler)));
 }
 
-/* Loads the last checkpoint that is whole, where there is one. SIGUSR1 and SIGTERM ask for one from here on. */
+/* Loads the last complete checkpoint, if there is one. From here on SIGUSR1 and SIGTERM request a checkpoint. */
 static inline void checkpoint_resume(struct checkpoint *c) {
     if (!c->state) return;
     CAIRN_CHECK(cairn_state_watch_signals(c->state));
     CAIRN_CHECK(cairn_state_load_latest(c->state, c->folder, NULL, &c->steps));
 }
 
-/* After a step: saves where it is time to, in the background. After a SIGTERM the program ends when that is done. */
+/* Call after each step. Saves in the background when a checkpoint is due. After a SIGTERM the program exits once the
+ * checkpoint is written. */
 static inline void checkpoint_step(struct checkpoint *c) {
     int due = 0;
     c->steps++;

@@ -1,8 +1,8 @@
-/* What 05_mlp, 06_resnet and 07_transformer share: 1797 handwritten digits of 8 x 8 pixels, and a training.
+/* Shared by 05_mlp, 06_resnet and 07_transformer: a data set of 1797 handwritten digits of 8 x 8 pixels, and the
+ * training loop.
  *
- * The digits are scikit-learn's (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998), a line of text
- * each: 64 pixels from 0 to 16, then the class. They are shuffled by a fixed seed; 1437 are trained on and 360 are
- * tested on.
+ * The digits are scikit-learn's (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998), one line of text
+ * each: 64 pixels from 0 to 16, then the class. A fixed seed shuffles them into 1437 for training and 360 for testing.
  *
  *     zcat /usr/lib/python3/dist-packages/sklearn/datasets/data/digits.csv.gz > digits.csv
  *     ./06_resnet digits.csv --opt-level O1 --half bf16 */
@@ -21,14 +21,14 @@
 enum { PIXELS = 64, CLASSES = 10, PICTURES = 1797, TESTED = 360, TRAINED = PICTURES - TESTED, BATCH = 32 };
 
 struct digits {
-    float pixels[PICTURES][PIXELS]; /* the first TRAINED are trained on */
+    float pixels[PICTURES][PIXELS]; /* the first TRAINED are the training set */
     int64_t classes[PICTURES];
 };
 
 struct training {
     cairn_module *(*build)(cairn_env *env); /* from [N, 1, 8, 8] to scores [N, CLASSES] */
     int epochs;
-    unsigned long long seed; /* of the first weights */
+    unsigned long long seed; /* of the initial weights */
     double lr, weight_decay;
 };
 
@@ -95,7 +95,7 @@ static inline void end(struct trainer *t) {
     cairn_module_destroy(&t->model);
 }
 
-/* One step on the batch in t->x and t->y; the loss. */
+/* One training step on the batch in t->x and t->y. Returns the loss. */
 static inline cairn_tensor *step(struct trainer *t) {
     cairn_zero_grad(t->adamw);
     cairn_tensor *scores = cairn_module_forward(t->model, t->x);
@@ -105,8 +105,8 @@ static inline cairn_tensor *step(struct trainer *t) {
     return loss;
 }
 
-/* Every picture once, as far as batches are full, or what a restart finds left of them; the learning rate goes down to
- * 0 on half a cosine. */
+/* One epoch over the full batches, or after a restart the rest of one. Over the whole training the learning rate falls
+ * to 0 along half a cosine. */
 static inline void train_epoch(struct trainer *t, const struct digits *d, const struct training *how, int epoch) {
     static float pixels[BATCH][PIXELS];
     static int64_t classes[BATCH];

@@ -1,10 +1,10 @@
-/* Fine-tunes BERT on MNLI from the files that Hugging Face and MNLI have, on any number of ranks: docs/bert.md.
+/* Fine-tunes BERT on MNLI from the original files of Hugging Face and MNLI, on any number of ranks: docs/bert.md.
  *
  *     bert_mnli --model bert-base-cased --train multinli_1.0_train.jsonl --eval multinli_1.0_dev_matched.jsonl
  *     cairn-run --nproc_per_node 2 --max-restarts 3 bert_mnli ... --opt-level O2 --half bf16 --checkpoint runs/a
  *
- * A step's loss is the mean over its examples, on all ranks: a micro-batch counts by its examples, and every rank has
- * equally many, as samplers that pad hand them out. */
+ * A step's loss is the mean over its examples on all ranks: each micro-batch is weighted by its number of examples,
+ * which is equal on all ranks because the sampler pads. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -33,9 +33,9 @@ struct trainer {
     cairn_sampler *sampler;
     cairn_loader *loader;
     cairn_progress *progress;
-    int64_t total, epochs; /* steps; epochs that they take */
-    int64_t first;         /* steps made before this run */
-    double loss;           /* of the last point of the curve */
+    int64_t total, epochs; /* total: steps; epochs: how many epochs those are */
+    int64_t first;         /* steps done before this run */
+    double loss;           /* the curve's last point */
 };
 
 static void die(const char *why) {
@@ -47,7 +47,7 @@ static void check(cairn_status st) {
     if (st != CAIRN_OK) die(cairn_last_error());
 }
 
-/* Rank 0 opens first, and leaves the index of the file for the others. */
+/* Rank 0 opens the file first and writes its index for the other ranks. */
 static void open_file(struct trainer *t, struct mnli_file *file, const char *path) {
     const int rank = cairn_env_rank(t->env);
     if (rank != 0) check(cairn_barrier(cairn_env_group(t->env)));
@@ -61,7 +61,7 @@ static void open_files(struct trainer *t) {
     for (int i = 0; i < t->o.num_evals; i++) open_file(t, &t->evals[i], t->o.evals[i]);
 }
 
-/* Before hours of training, and not after them. */
+/* Fails before hours of training rather than after. */
 static void check_outputs(const struct options *o) {
     FILE *report = o->report ? fopen(o->report, "ab") : NULL;
     if (o->report && (!report || fclose(report) != 0))
@@ -83,7 +83,7 @@ static void make_model(struct trainer *t) {
     if (*note && cairn_env_rank(t->env) == 0) printf("%s\n", note);
 }
 
-/* No decay of biases and normalisations, as Hugging Face's trainer has it. */
+/* No weight decay for biases and normalisations, as in Hugging Face's trainer. */
 static void make_optimizer(struct trainer *t) {
     struct cairn_adam_options matrices = CAIRN_ADAMW_OPTIONS_INIT, others = matrices;
     matrices.lr = others.lr = t->o.lr;
@@ -95,7 +95,7 @@ static void make_optimizer(struct trainer *t) {
                                                                            .total_steps = t->total)));
 }
 
-/* An epoch's last step has what is left of it. */
+/* The last step of an epoch takes the remaining examples. */
 static void plan(struct trainer *t) {
     if (!t->o.train) return;
     check(cairn_distributed_sampler_create(cairn_dataset_count(t->train.tokens), cairn_env_rank(t->env),
@@ -122,7 +122,7 @@ static void begin(struct trainer *t) {
     check(report_create(&t->report, t->total, t->epochs, &t->o, t->config.num_labels));
     checkpoint_begin(&t->o.checkpoint, t->env, t->model, t->adamw, t->amp, t->net, t->sampler);
     if (t->o.checkpoint.state) check(report_add_to(&t->report, t->o.checkpoint.state));
-    checkpoint_resume(&t->o.checkpoint); /* in the middle of an epoch, where it was saved there */
+    checkpoint_resume(&t->o.checkpoint); /* resumes within the epoch if the checkpoint was saved there */
     t->first = t->o.checkpoint.steps;
 }
 
@@ -173,7 +173,7 @@ static void evaluate(struct trainer *t, int i) {
     cairn_sampler_destroy(&sampler);
 }
 
-/* After an epoch (from 0), or at the end. */
+/* Evaluates after an epoch (counted from 0), or at the end of training. */
 static void evaluate_all(struct trainer *t, int64_t epoch, int is_end) {
     for (int i = 0; i < t->o.num_evals; i++) {
         evaluate(t, i);
@@ -186,7 +186,7 @@ static void evaluate_all(struct trainer *t, int64_t epoch, int is_end) {
 
 /* ---- training ---- */
 
-/* Every rank has a part of the loss. */
+/* Records a step's loss. Each rank holds a part of it. */
 static void note(struct trainer *t, double loss, int64_t examples) {
     const int64_t step = t->o.checkpoint.steps + 1;
     check(ddp_mean(&loss, (double)examples, cairn_env_group(t->env)));
@@ -204,8 +204,8 @@ static void show(struct trainer *t) {
     cairn_progress_show(t->progress, values);
 }
 
-/* One step of up to accumulate micro-batches, of which only the last one's backward exchanges gradients. 0: the epoch
- * has none left. */
+/* One step of at most o.accumulate micro-batches; only the last backward reduces gradients. Returns 0 at the end of the
+ * epoch. */
 static int step(struct trainer *t) {
     const int64_t left = cairn_sampler_length(t->sampler) - cairn_sampler_position(t->sampler);
     const int64_t most = t->o.batch_size * t->o.accumulate, examples = left < most ? left : most;
@@ -215,7 +215,7 @@ static int step(struct trainer *t) {
     if (examples == 0) return 0;
     cairn_zero_grad(t->adamw);
     for (int64_t done = 0; done < examples; done += (int64_t)b->n) {
-        if (done > 0) check(cairn_release_results(t->env)); /* so that a step takes the memory of one micro-batch */
+        if (done > 0) check(cairn_release_results(t->env)); /* a step needs one micro-batch's memory */
         check(cairn_loader_next(t->loader, &b));
         check(ddp_no_sync(t->net, done + (int64_t)b->n < examples));
         cairn_tensor *mean = cairn_cross_entropy(scores(t, b), b->tensors[MNLI_LABELS], NULL);
@@ -230,7 +230,7 @@ static int step(struct trainer *t) {
     return 1;
 }
 
-/* checkpoint_step ends the program where a signal asks for it. */
+/* checkpoint_step exits the program after a SIGTERM. */
 static void run_epoch(struct trainer *t) {
     while (t->o.checkpoint.steps < t->total && step(t)) checkpoint_step(&t->o.checkpoint);
 }
@@ -241,7 +241,7 @@ static double now(void) {
     return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
 }
 
-/* Returns the seconds that the steps took. */
+/* Returns the duration of the steps in seconds. */
 static double train(struct trainer *t) {
     double seconds = 0;
     check(cairn_progress_create(t->env, t->total, cairn_progress_options(.title = "train", .done = t->first),
@@ -295,7 +295,7 @@ static void copy_file(const char *from, const char *to, const char *name) {
     if (failed) fprintf(stderr, "bert_mnli: %s could not be copied to %s\n", path[0], path[1]), exit(1);
 }
 
-/* What --model takes again, and Hugging Face. */
+/* Writes a folder that --model and Hugging Face can load. */
 static void save(struct trainer *t) {
     check(bert_save(t->model, &t->config, t->o.save, CAIRN_F32));
     copy_file(t->o.model, t->o.save, "vocab.txt");

@@ -1,5 +1,5 @@
-/* Each field is a row of a table; what it reads is checked before the next is looked at, so that the first wrong value
- * is the one that is said. */
+/* Each field is a row of a table. A field is checked before the next one is read, so the error names the first wrong
+ * value. */
 #include "config.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@
 struct size_field {
     const char *key;
     size_t at;
-    int64_t least, most, otherwise; /* otherwise: where the file lacks it; 0 = it is needed */
+    int64_t least, most, otherwise; /* otherwise: the default; 0 = the field is required */
 };
 
 #define SIZE(name, least, most, otherwise) \
@@ -67,7 +67,7 @@ static double *number_of(struct bert_config *c, const struct number_field *f) {
     return (double *)(void *)((char *)c + f->at);
 }
 
-/* A value as it stands in the file, for a message; at most nbytes - 1 of it. */
+/* Formats a value of the file for an error message; at most nbytes - 1 characters. */
 static const char *shown(const json_t *value, char *text, size_t nbytes) {
     char *all = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
     snprintf(text, nbytes, "%s", all ? all : "?");
@@ -76,7 +76,7 @@ static const char *shown(const json_t *value, char *text, size_t nbytes) {
 }
 #define SHOWN(value) shown(value, (char[80]){0}, 80)
 
-/* NULL where the file has no such key, or null. */
+/* Returns NULL if the key is missing or null. */
 static const json_t *value_of(const struct bert_config *c, const char *key) {
     const json_t *value = json_object_get(c->file, key);
     return json_is_null(value) ? NULL : value;
@@ -110,7 +110,7 @@ static cairn_status read_number(struct bert_config *c, const char *path, const s
     return CAIRN_OK;
 }
 
-/* null is none, and a file without the key has 0: so has Hugging Face's. */
+/* null means no padding token, and a missing key means 0, as in Hugging Face. */
 static cairn_status read_padding(struct bert_config *c, const char *path) {
     const json_t *value = json_object_get(c->file, "pad_token_id");
     c->pad_token_id = json_is_null(value) ? -1 : 0;
@@ -138,7 +138,7 @@ static cairn_status read_activation(struct bert_config *c, const char *path) {
         SHOWN(value));
 }
 
-/* ---- what is not here ---- */
+/* ---- what Cairn does not support ---- */
 
 static cairn_status want_text(const struct bert_config *c, const char *path, const char *key, const char *wanted) {
     const json_t *value = value_of(c, key);
@@ -193,7 +193,7 @@ static cairn_status take_labels(struct bert_config *c, int n, const char *const 
 
 enum { MOST_LABELS = 100000 };
 
-/* from: the file and key that the names are of, or the call. */
+/* from: the source of the names for error messages: file and key, or the call. */
 static cairn_status check_labels(const char *from, int n, const char *const *names) {
     json_t *seen = json_object();
     cairn_status st = seen ? CAIRN_OK : cairn_dataset_fail(CAIRN_ENOMEM, "%s: there is no memory", from);
@@ -216,7 +216,7 @@ cairn_status bert_config_set_labels(struct bert_config *config, int n, const cha
     return take_labels(config, n, names);
 }
 
-/* names[i], of id2label's key "i". The file owns them. */
+/* Reads names[i] from id2label's key "i". The JSON file owns the strings. */
 static cairn_status read_names(const struct bert_config *c, const char *path, int n, const char **names) {
     const json_t *table = value_of(c, "id2label");
     char key[32];
@@ -233,7 +233,7 @@ static cairn_status read_names(const struct bert_config *c, const char *path, in
     return CAIRN_OK;
 }
 
-/* There are files whose two tables differ, which say nothing about the classes. */
+/* In some files id2label and label2id contradict each other, so the classes are unknown. */
 static cairn_status check_inverse(const struct bert_config *c, const char *path, int n, const char *const *names) {
     const json_t *table = value_of(c, "label2id");
     if (!table) return CAIRN_OK;
@@ -300,7 +300,7 @@ static cairn_status read_values(struct bert_config *c, const char *path) {
     return read_labels(c, path);
 }
 
-/* path, or path/name where it is a folder. */
+/* Returns path, or path/name if path is a folder. */
 static cairn_status find(const char *path, const char *name, char *out, size_t nbytes) {
     struct stat s;
     const bool is_folder = stat(path, &s) == 0 && S_ISDIR(s.st_mode);
@@ -337,7 +337,7 @@ void bert_config_clear(struct bert_config *config) {
 
 /* ---- writing ---- */
 
-/* Each returns 0, or -1 where there is no memory. */
+/* Each returns 0, or -1 if out of memory. */
 static int put_labels(json_t *to, const struct bert_config *c) {
     json_t *names = json_object(), *ids = json_object();
     char key[32];
@@ -347,7 +347,7 @@ static int put_labels(json_t *to, const struct bert_config *c) {
         st = json_object_set_new(names, key, json_string(c->labels[i]));
         if (st == 0) st = json_object_set_new(ids, c->labels[i], json_integer(i));
     }
-    (void)json_object_del(to, "num_labels"); /* id2label says it */
+    (void)json_object_del(to, "num_labels"); /* implied by id2label */
     if (json_object_set_new(to, "id2label", names) != 0) st = -1;
     return json_object_set_new(to, "label2id", ids) != 0 ? -1 : st;
 }
@@ -359,7 +359,7 @@ static int put_kind(json_t *to, const struct bert_config *c, cairn_dtype dtype) 
     st |= json_object_set_new(to, "hidden_act", json_string(c->hidden_act));
     st |= json_object_set_new(to, "pad_token_id", c->pad_token_id < 0 ? json_null() : json_integer(c->pad_token_id));
     st |= json_object_set_new(to, "dtype", json_string(type));
-    return st | json_object_set_new(to, "torch_dtype", json_string(type)); /* as versions before 4.56 call it */
+    return st | json_object_set_new(to, "torch_dtype", json_string(type)); /* the key's name before transformers 4.56 */
 }
 
 static json_t *pack(const struct bert_config *given, cairn_dtype dtype) {
@@ -378,7 +378,8 @@ static json_t *pack(const struct bert_config *given, cairn_dtype dtype) {
     return NULL;
 }
 
-/* 15 digits where all numbers are the same when read again, for 0.1 to stay 0.1; 17 always are. */
+/* Returns 15 digits if all numbers survive the round trip, so that 0.1 stays 0.1; otherwise 17, which always
+ * suffice. */
 static size_t precision_for(const json_t *all) {
     char *text = json_dumps(all, JSON_REAL_PRECISION(15));
     json_t *again = text ? json_loads(text, 0, NULL) : NULL;
@@ -388,7 +389,7 @@ static size_t precision_for(const json_t *all) {
     return JSON_REAL_PRECISION(digits);
 }
 
-/* Brought onto the disk under another name first, so that no reader finds half of it. */
+/* Writes and syncs a temporary file, then renames it, so that no reader sees a partial file. */
 static int write_whole(const json_t *all, const char *path, const char *partial) {
     FILE *f = fopen(partial, "wb");
     if (!f) return -1;

@@ -24,7 +24,7 @@ static cairn_status take_switch(const json_t *file, const char *path, const char
     return CAIRN_OK;
 }
 
-/* A folder without the file has BertTokenizer's defaults. */
+/* If the folder lacks the file, BertTokenizer's defaults apply. */
 static cairn_status read_settings(const char *folder, struct bert_tokenizer_options *options) {
     char path[4096];
     json_error_t error;
@@ -54,7 +54,7 @@ cairn_status mnli_text_open(struct mnli_text *text, const char *folder, const st
                                   "these",
                                   max_length, config->max_position_embeddings);
     TRY(read_settings(folder, &options));
-    snprintf(path, sizeof(path), "%s/vocab.txt", folder); /* which is shorter */
+    snprintf(path, sizeof(path), "%s/vocab.txt", folder); /* fits: shorter than tokenizer_config.json */
     TRY(bert_tokenizer_create(path, &options, &text->tokenizer));
     if (bert_tokenizer_size(text->tokenizer) > config->vocab_size)
         return cairn_dataset_fail(CAIRN_EINVAL,
@@ -102,7 +102,7 @@ static struct bert_text text_of(const cairn_fields *from, int i) {
     return (struct bert_text){f->data, (size_t)f->shape[0]};
 }
 
-/* From the texts of a pair and its label. */
+/* Turns the two texts and the label of a pair into tokens. */
 static cairn_status tokenize(void *ctx, const cairn_fields *from, struct cairn_random *random, cairn_fields *example) {
     const struct mnli_text *text = ctx;
     bert_encoding e = BERT_ENCODING_INIT;

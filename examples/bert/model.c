@@ -1,5 +1,5 @@
-/* The structure, and its first values. Each part is a module of its own with handles of its children; what goes wrong
- * while one is made ends it, and leaves the cause with Cairn. */
+/* The model's structure and initialization. Each part is a module that keeps handles of its children. If creating a
+ * part fails, the part is destroyed and cairn_last_error() holds the cause. */
 #include "model.h"
 
 #include <inttypes.h>
@@ -30,7 +30,7 @@ static cairn_module *new_linear(cairn_env *env, int64_t in, int64_t out, double 
     return m;
 }
 
-/* cairn_embedding draws N(0, 1) and sets the padding's row to 0, which it stays. */
+/* cairn_embedding draws N(0, 1) and sets the padding row to 0; scaling keeps it 0. */
 static cairn_module *new_embedding(cairn_env *env, int64_t rows, int64_t dim, int64_t padding, double std) {
     cairn_module *m = cairn_embedding(env, rows, dim, padding);
     if (!m) return NULL;
@@ -40,13 +40,13 @@ static cairn_module *new_embedding(cairn_env *env, int64_t rows, int64_t dim, in
     return m;
 }
 
-/* A part that lacks a child is ended. */
+/* Returns m, or destroys it and returns NULL if a child is missing. */
 static cairn_module *whole(cairn_module *m, int is_whole) {
     if (!is_whole) cairn_module_destroy(&m);
     return m;
 }
 
-/* ---- embeddings: of words, of positions, of which sentence it is ---- */
+/* ---- embeddings of words, positions and token types ---- */
 
 struct embeddings {
     cairn_module *words, *norm, *dropout;
@@ -93,7 +93,7 @@ struct layer {
     cairn_module *attention, *attention_norm, *intermediate, *output, *output_norm, *dropout;
 };
 
-/* inputs: [B, T, D], and a mask [B, 1, 1, T], bool; without one there is one input. */
+/* inputs: [B, T, D], and optionally a bool mask [B, 1, 1, T]. */
 static cairn_tensor *run_layer(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     const struct layer *l = context;
     cairn_tensor *x = inputs[0], *mask = count > 1 ? inputs[1] : NULL;
@@ -109,7 +109,7 @@ static const struct cairn_module_ops layer_ops = {.struct_size = sizeof(layer_op
                                                   .forward = run_layer,
                                                   .destroy = free};
 
-/* The three first products are one weight. */
+/* Query, key and value projections share one weight tensor. */
 static cairn_module *new_attention(cairn_env *env, const struct bert_config *c) {
     cairn_module *m =
         cairn_multihead_attention(env, c->hidden_size, c->num_attention_heads, c->attention_probs_dropout_prob);
@@ -139,7 +139,7 @@ static cairn_module *new_layer(cairn_env *env, const struct bert_config *c) {
 
 struct encoder {
     int64_t count;
-    int checkpoints; /* a layer's inside is computed again in backward */
+    int checkpoints; /* recompute a layer's activations in backward */
     cairn_module *layers[];
 };
 
@@ -177,13 +177,13 @@ static cairn_module *new_encoder(cairn_env *env, const struct bert_config *c, in
     return whole(m, child(m, "layer", layers) != NULL);
 }
 
-/* ---- BertModel: tokens to the last layer's values; the pooler is its child, for who needs it ---- */
+/* ---- BertModel: tokens to the last layer's output; the pooler is a child, for callers that need it ---- */
 
 struct bert {
     cairn_module *embeddings, *encoder;
 };
 
-/* [B, 1, 1, T], bool: for every head and every position that attends. */
+/* [B, 1, 1, T], bool: the same for every head and every query position. */
 static cairn_tensor *attention_mask(cairn_tensor *mask) {
     const int64_t batch = cairn_tensor_size(mask, 0), length = cairn_tensor_size(mask, 1);
     if (cairn_tensor_dtype(mask) != CAIRN_BOOL) mask = cairn_cast(mask, CAIRN_BOOL);
@@ -222,7 +222,7 @@ struct classifier {
     cairn_module *bert, *pooler, *dropout, *classifier;
 };
 
-/* Of an input that goes beside the tokens. */
+/* Whether an input has the shape of ids. */
 static int has_shape(const cairn_tensor *t, const cairn_tensor *ids) {
     return cairn_tensor_ndim(t) == 2 && cairn_tensor_size(t, 0) == cairn_tensor_size(ids, 0) &&
            cairn_tensor_size(t, 1) == cairn_tensor_size(ids, 1);
@@ -249,7 +249,7 @@ static cairn_status check_inputs(const struct classifier *c, cairn_tensor *const
     return CAIRN_OK;
 }
 
-/* The first token stands for the whole. */
+/* The first token, [CLS], represents the sequence. */
 static cairn_tensor *classify(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     const struct classifier *c = context;
     (void)module;

@@ -1,4 +1,4 @@
-/* Options are rows of a table, from which the usage is made, too. */
+/* Options are rows of a table; --help prints the same table. */
 #include "options.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@ struct row {
     const char *name;
     enum kind kind;
     size_t at;
-    double least, most; /* of numbers */
+    double least, most; /* bounds of numbers */
     const char *what;
 };
 

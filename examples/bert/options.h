@@ -9,17 +9,17 @@
 enum { MOST_EVALS = 4 };
 
 struct options {
-    const char *model;                                 /* a folder of Hugging Face's */
-    const char *train, *evals[MOST_EVALS];             /* train NULL = nothing is trained */
-    const char *save, *report, *opt_level, *half_type; /* NULL = none; the default */
+    const char *model;                                 /* a folder in Hugging Face's format */
+    const char *train, *evals[MOST_EVALS];             /* train: NULL = evaluate only */
+    const char *save, *report, *opt_level, *half_type; /* NULL = none, or the default */
     struct checkpoint checkpoint;
     struct amp_options amp;
     int64_t batch_size, accumulate, epochs, max_steps, warmup_steps, max_length, workers, seed, log_every;
-    double lr, weight_decay, clip; /* clip 0 = gradients are not clipped */
+    double lr, weight_decay, clip; /* clip: 0 = no clipping */
     int num_evals, from_scratch, gradient_checkpointing, in_order;
 };
 
-/* Reads the command line, or ends the program with a sentence that says what is wrong; with --help by the usage. */
+/* Parses the command line. On an error prints it and exits; with --help prints the usage and exits. */
 void options_parse(int argc, char **argv, struct options *out);
 
 #endif

@@ -1,8 +1,8 @@
-/* A text becomes, in one pass, an array of normalized characters, each with the number of the character of the text
- * that it comes from; words are runs of these, and tokens are looked up in them. Nothing on the way is UTF-8.
+/* One pass turns the text into an array of normalized code points, each with the index of the text's character that it
+ * comes from. Words are runs of that array, and tokens are looked up in them; no intermediate step is UTF-8.
  *
- * Where NFD changes the order of marks, `tokenizers` leaves origins in the order of the text, so that a mark can get
- * another's offsets; sort_marks does the same. */
+ * When NFD reorders marks, `tokenizers` keeps the origins in text order, so that a mark can get another mark's offsets;
+ * sort_marks does the same. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +12,9 @@
 #include "vocabulary.h"
 
 enum { MOST_NBYTES = 1 << 30, MOST_CHARS_OF_A_WORD = 100, ASCII = 0x80 };
-enum { MOST_PARTS = 4 }; /* normalized characters that one of a text becomes: decomposed, or with a space on each end */
+enum { MOST_PARTS = 4 }; /* most normalized characters for one of the text: decomposed, or with spaces around it */
 
-/* A special token in a text begins with '['. */
+/* Every special token begins with '['. */
 enum special { PAD, UNK, CLS, SEP, MASK, SPECIALS };
 static const char *const special_texts[SPECIALS] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
 
@@ -22,7 +22,7 @@ struct bert_tokenizer {
     struct bert_vocabulary vocabulary;
     bool lower, strip, chinese;
     int32_t special[SPECIALS];
-    uint32_t ascii[ASCII]; /* what a character becomes: itself, a small letter, a space, or 0 = it is removed */
+    uint32_t ascii[ASCII]; /* normalized form: itself, its lower case, a space, or 0 = removed */
     bool is_punctuation[ASCII];
 };
 
@@ -38,13 +38,13 @@ struct tokens {
 
 struct bert_scratch {
     uint32_t *c;      /* [room] normalized */
-    uint32_t *origin; /* [room] the character of the text that each is of */
+    uint32_t *origin; /* [room] index of the character in the text */
     uint8_t *class;   /* [room] combining class */
-    uint8_t *is_more; /* [room] not the first part of its origin */
+    uint8_t *is_more; /* [room] whether it is a later part of its origin's decomposition */
     size_t n, room;
-    uint32_t *byte; /* [byte_room] where a character of the text begins, and the end */
+    uint32_t *byte; /* [byte_room] byte offset of each character of the text, and of the end */
     size_t byte_room;
-    struct tokens tokens[2]; /* of each text */
+    struct tokens tokens[2]; /* one list per text */
 };
 
 /* ---- memory ---- */
@@ -59,7 +59,7 @@ static cairn_status no_memory(size_t nbytes) {
         if (try_ != CAIRN_OK) return try_; \
     } while (0)
 
-/* Room for want elements. */
+/* Grows an array to want elements. */
 #define GROW(array, want)                                        \
     do {                                                         \
         void *more_ = realloc(array, (want) * sizeof(*(array))); \
@@ -99,7 +99,7 @@ static void put(struct bert_scratch *s, uint32_t c, uint32_t origin, uint8_t cla
     s->is_more[i] = is_more;
 }
 
-/* Stable, by class: places are counted, since a text may be nothing but marks. */
+/* Stable counting sort by class: linear even if the text is nothing but marks. */
 static void order_by_class(uint32_t *c, uint8_t *class, uint8_t *is_more, const uint32_t *from_c,
                            const uint8_t *from_class, const uint8_t *from_is_more, size_t n) {
     size_t place[257] = {0};
@@ -113,15 +113,15 @@ static void order_by_class(uint32_t *c, uint8_t *class, uint8_t *is_more, const 
     }
 }
 
-/* Orders the marks from first on, behind which a starter or the end is. Each first part of a decomposition then takes
- * the next origin, and the others that of the part before. */
+/* Sorts the run of marks that begins at first. Then each first part of a decomposition takes the next origin in text
+ * order, and later parts take the origin of the part before. */
 static cairn_status sort_marks(struct bert_scratch *s, size_t first) {
     const size_t n = s->n - first;
     bool is_sorted = true;
     for (size_t i = first + 1; i < s->n; i++) is_sorted = is_sorted && s->class[i - 1] <= s->class[i];
     if (is_sorted) return CAIRN_OK;
     const size_t end = s->n;
-    TRY(make_room(s, end + 2 * n)); /* behind the end: the old order, and origins */
+    TRY(make_room(s, end + 2 * n)); /* scratch space behind the end: old order and origins */
     memcpy(s->c + end, s->c + first, n * sizeof(*s->c));
     memcpy(s->class + end, s->class + first, n);
     memcpy(s->is_more + end, s->is_more + first, n);
@@ -139,7 +139,7 @@ static cairn_status sort_marks(struct bert_scratch *s, size_t first) {
     return CAIRN_OK;
 }
 
-/* A character that is not ASCII, cleaned. *marks is where the run of marks at the end begins. */
+/* Cleans and appends a non-ASCII character. *marks is the start of the run of marks at the end. */
 static cairn_status put_character(const bert_tokenizer *t, struct bert_scratch *s, uint32_t c, uint32_t origin,
                                   size_t *marks) {
     uint32_t parts[MOST_PARTS] = {c};
@@ -158,7 +158,7 @@ static cairn_status put_character(const bert_tokenizer *t, struct bert_scratch *
     return CAIRN_OK;
 }
 
-/* Takes accents out, and makes small letters. NFD is done: no character has a lower case of two any more. */
+/* Removes accents and lower-cases. After NFD no character has a lower case of two characters. */
 static void take_accents(const bert_tokenizer *t, struct bert_scratch *s) {
     uint32_t small[BERT_MOST_LOWER];
     size_t n = 0;
@@ -172,7 +172,7 @@ static void take_accents(const bert_tokenizer *t, struct bert_scratch *s) {
     s->n = n;
 }
 
-/* Normalizes a piece of a text whose first character has the number *index, and moves that on. */
+/* Normalizes a piece of the text. *index is the index of its first character and is advanced past the piece. */
 static cairn_status normalize(const bert_tokenizer *t, struct bert_scratch *s, const unsigned char *text, size_t begin,
                               size_t end, uint32_t *index) {
     size_t marks = 0, length;
@@ -218,7 +218,7 @@ static inline bool parts_words(const bert_tokenizer *t, uint32_t c) {
     return c < ASCII ? t->is_punctuation[c] : bert_is_punctuation(c);
 }
 
-/* The pieces of a word, or [UNK] for all of it. */
+/* Adds the pieces of a word, or [UNK] for the whole word. */
 static cairn_status add_word(const bert_tokenizer *t, const struct bert_scratch *s, size_t begin, size_t end,
                              struct tokens *tokens) {
     const size_t before = tokens->n;
@@ -247,7 +247,7 @@ static cairn_status add_words(const bert_tokenizer *t, const struct bert_scratch
     return CAIRN_OK;
 }
 
-/* The special token that the text has at i, or SPECIALS. */
+/* Returns the special token at offset i of the text, or SPECIALS. */
 static enum special special_at(const unsigned char *text, size_t i, size_t nbytes) {
     enum special which = PAD;
     for (; which < SPECIALS; which++) {
@@ -257,7 +257,7 @@ static enum special special_at(const unsigned char *text, size_t i, size_t nbyte
     return which;
 }
 
-/* Where the next special token is, from i on; nbytes = there is none. */
+/* Returns the offset of the next special token from i on, or nbytes. */
 static size_t next_special(const unsigned char *text, size_t i, size_t nbytes) {
     while (i < nbytes) {
         const unsigned char *found = memchr(text + i, '[', nbytes - i);
@@ -269,7 +269,7 @@ static size_t next_special(const unsigned char *text, size_t i, size_t nbytes) {
     return nbytes;
 }
 
-/* The tokens of a text: all, or at least most, if there are as many. Spans are in characters; s->byte has the bytes. */
+/* Tokenizes a text. May stop early once it has `most` tokens. Spans are in characters; s->byte maps them to bytes. */
 static cairn_status tokenize(const bert_tokenizer *t, struct bert_scratch *s, struct bert_text text, size_t most,
                              struct tokens *tokens) {
     const unsigned char *bytes = (const unsigned char *)text.bytes;
@@ -301,7 +301,7 @@ static size_t most_of(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* Hugging Face's rule for both texts: the shorter one keeps what it has, as long as it has no more than its half. */
+/* Hugging Face's longest_first: the shorter text is not cut as long as it fits into half of the limit. */
 static void cut_longest_first(size_t *first, size_t *second, size_t most) {
     const bool is_swapped = *first > *second;
     size_t small = is_swapped ? *second : *first, large = most_of(small, small > most ? 0 : most - small);
@@ -313,7 +313,7 @@ static void cut_longest_first(size_t *first, size_t *second, size_t most) {
     *second = is_swapped ? small : large;
 }
 
-/* Cuts the texts to most tokens together. */
+/* Cuts the two texts to `most` tokens in total. */
 static cairn_status truncate_pair(struct tokens *tokens, bool is_pair, size_t most, bert_truncation how) {
     const size_t first = tokens[0].n, second = is_pair ? tokens[1].n : 0;
     if (first + second <= most) return CAIRN_OK;
@@ -370,7 +370,7 @@ static cairn_status assemble(const bert_tokenizer *t, const struct tokens *token
     return CAIRN_OK;
 }
 
-/* The caller's options, or those of an older or newer header. */
+/* Reads options of the caller's struct_size, so that an older header works too. */
 static cairn_status read_options(void *to, size_t have, const void *options, const char *call) {
     size_t given;
     if (!options) return CAIRN_OK;
@@ -422,7 +422,8 @@ cairn_status bert_tokenizer_encode(const bert_tokenizer *tokenizer, struct bert_
     struct bert_scratch *s = encoding->scratch;
     const bert_truncation how = o.truncation ? o.truncation : BERT_LONGEST_FIRST;
     const size_t most = o.max_length ? o.max_length - added : SIZE_MAX - 1;
-    /* One more tells that there are more; of two cut texts the longer one gets the odd token, so both are counted. */
+    /* One token more than fits shows that the text must be cut. BERT_LONGEST_FIRST needs the full length of both
+     * texts. */
     const size_t enough = is_pair && how == BERT_LONGEST_FIRST ? SIZE_MAX : most + 1;
     TRY(tokenize(tokenizer, s, first, enough, &s->tokens[0]));
     if (is_pair) TRY(tokenize(tokenizer, s, second, enough, &s->tokens[1]));
@@ -451,7 +452,7 @@ void bert_encoding_finish(bert_encoding *encoding) {
     *encoding = BERT_ENCODING_INIT;
 }
 
-/* ---- the tokenizer itself ---- */
+/* ---- creation and lookup ---- */
 
 static void fill_ascii(bert_tokenizer *t) {
     for (uint32_t c = 0; c < ASCII; c++) {

@@ -1,4 +1,4 @@
-/* BERT's tokenizer: text to WordPiece tokens, the same as Hugging Face's BertTokenizerFast.
+/* BERT's tokenizer: text to WordPiece tokens, with the same result as Hugging Face's BertTokenizerFast.
  *
  *     bert_tokenizer *tokenizer;
  *     bert_encoding encoding = BERT_ENCODING_INIT;
@@ -9,18 +9,18 @@
  *     bert_encoding_finish(&encoding);
  *     bert_tokenizer_destroy(&tokenizer);
  *
- * What happens to a text, in this order: special tokens in it ("[SEP]") are taken out, to the letter; controls, formats
- * and U+FFFD are removed and white space becomes spaces; Chinese characters become words; accents go (NFD, category
- * Mn); capitals become small; spaces part words, and each punctuation character is one; and each word is cut, from its
- * beginning, into the longest pieces that the vocabulary has, behind the first with "##" before them. A word of more
- * than 100 characters, or one that cannot be cut so, is [UNK].
+ * A text is processed in this order: special tokens ("[SEP]", exact match) are split off; control and format characters
+ * and U+FFFD are removed and white space becomes spaces; each Chinese character becomes a word; accents are stripped
+ * (NFD, category Mn); letters are lower-cased; the text is split into words at spaces, and each punctuation character
+ * is a word; and each word is split greedily from its start into the longest pieces in the vocabulary, where pieces
+ * after the first have the prefix "##". A word of more than 100 characters, or one that cannot be split so, is [UNK].
  *
- * Text is UTF-8 of any length to 1 GiB, and may have zero bytes in it. What is not UTF-8 reads as U+FFFD, one for each
- * maximal part of a character, which counts as a character in offsets.
+ * Text is UTF-8 of up to 1 GiB and may contain zero bytes. Invalid UTF-8 reads as U+FFFD, one for each maximal subpart
+ * of a character; each counts as one character in offsets.
  *
- * Threads: a tokenizer does not change. Any number of threads encode with it at a time, each into an encoding of its
- * own.
- * Errors: calls return a status, and cairn_last_error() has the sentence.
+ * Threads: a tokenizer is immutable. Any number of threads may encode with it at the same time, each into its own
+ * encoding.
+ * Errors: calls return a status; cairn_last_error() has the message.
  * Source: Devlin et al., BERT, 2018, and its tokenization.py; `tokenizers` 0.23.3, which tests/bert compares with. */
 #ifndef EXAMPLES_BERT_TOKENIZER_H
 #define EXAMPLES_BERT_TOKENIZER_H
@@ -31,7 +31,7 @@
 
 typedef struct bert_tokenizer bert_tokenizer;
 
-/* As in Hugging Face's tokenizer_config.json, whose names they have. bert-base-cased has do_lower_case OFF. */
+/* Named as in Hugging Face's tokenizer_config.json. bert-base-cased needs do_lower_case OFF. */
 struct bert_tokenizer_options {
     size_t struct_size;
     cairn_switch do_lower_case;          /* ON */
@@ -41,20 +41,21 @@ struct bert_tokenizer_options {
 #define bert_tokenizer_options(...) \
     (&(struct bert_tokenizer_options){.struct_size = sizeof(struct bert_tokenizer_options), __VA_ARGS__})
 
-/* A tokenizer with the vocabulary of path: a token a line, without the white space at its end, whose id is the number
- * of lines before it. Of equal tokens the last counts.
+/* Creates a tokenizer from the vocabulary file path: one token per line, without trailing white space; its id is the
+ * line number, from 0. Of equal tokens the last one counts.
  *
  *   options  NULL = all defaults
  *
- * Errors: CAIRN_ESYSTEM path cannot be read; CAIRN_EINVAL a line that is not UTF-8, with its number, or one of [PAD],
- * [UNK], [CLS], [SEP] and [MASK] is missing; a file over 1 GiB; CAIRN_ENOMEM.
+ * Errors: CAIRN_ESYSTEM path cannot be read; CAIRN_EINVAL a line is not UTF-8 (the message has its number), one of
+ * [PAD], [UNK], [CLS], [SEP] and [MASK] is missing, or the file is over 1 GiB; CAIRN_ENOMEM.
  * Cost: 30 thousand tokens, as bert-base has, take about 5 ms and 9 MB. */
 cairn_status bert_tokenizer_create(const char *path, const struct bert_tokenizer_options *options,
                                    bert_tokenizer **out);
 
 void bert_tokenizer_destroy(bert_tokenizer **tokenizer);
 
-/* Ids are 0, ..., size - 1. The id of a token, as it stands in the vocabulary, or -1; the token of an id, or NULL. */
+/* Ids are 0, ..., size - 1. bert_tokenizer_id returns the id of a vocabulary entry, or -1; bert_tokenizer_token the
+ * entry of an id, or NULL. */
 int32_t bert_tokenizer_size(const bert_tokenizer *tokenizer);
 int32_t bert_tokenizer_id(const bert_tokenizer *tokenizer, const char *token);
 const char *bert_tokenizer_token(const bert_tokenizer *tokenizer, int32_t id);
@@ -62,62 +63,62 @@ const char *bert_tokenizer_token(const bert_tokenizer *tokenizer, int32_t id);
 /* ---- encoding ---- */
 
 struct bert_text {
-    const char *bytes; /* NULL = there is no text */
+    const char *bytes; /* NULL = no text */
     size_t nbytes;
 };
 #define BERT_TEXT(string) ((struct bert_text){(string), strlen(string)})
 #define BERT_NO_TEXT      ((struct bert_text){NULL, 0})
 
-/* Which text of a pair loses tokens, at its end, where both are too long together. */
+/* Which text of a pair is cut, at its end, if the two together are too long. */
 typedef enum bert_truncation {
-    BERT_LONGEST_FIRST =
-        1, /* the longer one, until both are equal; then both. Of an odd rest the second has one more */
+    BERT_LONGEST_FIRST = 1, /* the longer one until both are equal, then both; the second keeps an odd token */
     BERT_ONLY_FIRST = 2,
     BERT_ONLY_SECOND = 3,
 } bert_truncation;
 
 struct bert_encode_options {
     size_t struct_size;
-    size_t max_length;               /* tokens, [CLS] and [SEP] among them; 0 = no limit */
+    size_t max_length;               /* tokens, including [CLS] and [SEP]; 0 = no limit */
     bert_truncation truncation;      /* BERT_LONGEST_FIRST */
     cairn_switch add_special_tokens; /* ON: [CLS] first [SEP], or [CLS] first [SEP] second [SEP] */
-    size_t pad_to;                   /* tokens, up to 2^30: [PAD] until there are as many; 0 = none */
+    size_t pad_to;                   /* tokens, up to 2^30: appends [PAD] up to this length; 0 = no padding */
 };
 #define bert_encode_options(...) \
     (&(struct bert_encode_options){.struct_size = sizeof(struct bert_encode_options), __VA_ARGS__})
 
 struct bert_span {
-    uint32_t begin, end; /* the first that belongs to a token, and the first that does not */
+    uint32_t begin, end; /* half-open: end is the first one that is not part of the token */
 };
 
-/* The tokens of a text or a pair. Its memory is its own and is reused by the next call: so one encoding for each
- * thread, not one for each text. What is added for the model ([CLS], [SEP], [PAD]) has the spans 0 to 0. */
+/* The tokens of a text or a pair. An encoding owns its memory and reuses it in the next call, so use one per thread,
+ * not one per text. Added tokens ([CLS], [SEP], [PAD]) have the span 0 to 0. */
 typedef struct bert_encoding {
     size_t n;                /* tokens, padding too */
     int32_t *ids;            /* [n] */
-    int32_t *types;          /* [n] token_type_ids: 1 for the second text and the [SEP] behind it, else 0 */
+    int32_t *types;          /* [n] token_type_ids: 1 for the second text and the [SEP] after it, else 0 */
     int32_t *mask;           /* [n] attention_mask: 0 for padding, else 1 */
-    struct bert_span *chars; /* [n] of its text: in characters, as Hugging Face's offset_mapping */
+    struct bert_span *chars; /* [n] position in its text, in characters, as Hugging Face's offset_mapping */
     struct bert_span *bytes; /* [n] the same in bytes */
-    size_t room;             /* the rest is the tokenizer's own */
+    size_t room;             /* from here on private to the tokenizer */
     struct bert_scratch *scratch;
 } bert_encoding;
 #define BERT_ENCODING_INIT ((bert_encoding){0})
 
 /* Encodes one text, or a pair.
  *
- *   second   BERT_NO_TEXT = there is none; an empty text is one
+ *   second   BERT_NO_TEXT = encode one text; an empty text makes a pair
  *   options  NULL = all defaults
  *
- * Errors: CAIRN_EINVAL first is missing or a text is over 1 GiB; max_length is below the 2 or 3 special tokens; pad_to;
- * BERT_ONLY_SECOND without a second text; BERT_ONLY_FIRST or _SECOND where that text would have no token left, as
- * Hugging Face does (but with max_length 3, or 2, all is cut); CAIRN_ENOMEM. The encoding has no tokens then.
- * Cost: linear in the text; no allocation once a text as long has been encoded. From 19 to 101 bytes of memory a byte
- * of text, as it has few or many tokens. */
+ * Errors: CAIRN_EINVAL first is missing or a text is over 1 GiB; max_length is below the 2 or 3 special tokens; pad_to
+ * is over 2^30; BERT_ONLY_SECOND without a second text; BERT_ONLY_FIRST or _SECOND would leave that text without a
+ * token, as in Hugging Face (but with max_length 3, or 2, everything is cut); CAIRN_ENOMEM. The encoding then has no
+ * tokens.
+ * Cost: linear in the text; no allocation after a text of the same length has been encoded. 19 to 101 bytes of memory
+ * per byte of text, depending on the number of tokens. */
 cairn_status bert_tokenizer_encode(const bert_tokenizer *tokenizer, struct bert_text first, struct bert_text second,
                                    const struct bert_encode_options *options, bert_encoding *encoding);
 
-/* Frees what an encoding holds; it can be used again. */
+/* Frees the encoding's memory; the encoding can be used again. */
 void bert_encoding_finish(bert_encoding *encoding);
 
 #endif

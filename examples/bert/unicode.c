@@ -1,8 +1,9 @@
-/* utf8proc says what characters are, and below stands where `tokenizers` (0.23.3) sees them otherwise: it takes
- * categories from a crate that has those of Unicode 8, and NFD from one that has Unicode 9. To newer characters no rule
- * applies there: marks stay, punctuation does not part words, formats are not removed. Models of BERT were trained on
- * what that gives, so it is kept. Found by giving `tokenizers` each code point, as
- * tests/bert/test_tokenizer.py does again. A range may span characters of other kinds, for which it is not read. */
+/* utf8proc classifies characters; the tables below hold the exceptions where `tokenizers` (0.23.3) differs. It takes
+ * categories from a crate with Unicode 8 and NFD from one with Unicode 9, and applies no rule to newer characters:
+ * marks stay, punctuation does not split words, format characters are not removed. BERT models were trained on that
+ * behaviour, so the exceptions reproduce it. They were found by running `tokenizers` on every code point, which
+ * tests/bert/test_tokenizer.py repeats. A range may also span characters of categories for which it is never
+ * consulted. */
 #include <utf8proc.h>
 
 #include "unicode.h"
@@ -98,7 +99,7 @@ bool bert_is_punctuation(uint32_t c) {
     case UTF8PROC_CATEGORY_PO:
         return !IS_IN(newer_punctuation, c);
     default:
-        return c == 0x166d || c == 0x111c9; /* has been, until it became a symbol and a mark */
+        return c == 0x166d || c == 0x111c9; /* punctuation in older versions of Unicode, now a symbol and a mark */
     }
 }
 
@@ -125,7 +126,7 @@ size_t bert_decompose(uint32_t c, uint32_t out[BERT_MOST_DECOMPOSED]) {
     if (c < 0xc0 || c == 0x11938) return 1; /* the latter since Unicode 13 */
     const utf8proc_ssize_t n =
         utf8proc_decompose_char((utf8proc_int32_t)c, parts, BERT_MOST_DECOMPOSED, UTF8PROC_DECOMPOSE, &boundary);
-    if (n < 1 || n > BERT_MOST_DECOMPOSED) return 1; /* no character has more parts */
+    if (n < 1 || n > BERT_MOST_DECOMPOSED) return 1; /* defensive: no character decomposes into more */
     for (utf8proc_ssize_t i = 0; i < n; i++) out[i] = (uint32_t)parts[i];
     return (size_t)n;
 }

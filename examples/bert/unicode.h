@@ -1,4 +1,5 @@
-/* Characters as Hugging Face's `tokenizers` takes them in BERT's normalizer and pre-tokenizer. Any thread. */
+/* Character classes and mappings of BERT's normalizer and pre-tokenizer in Hugging Face's `tokenizers`. Callable from
+ * any thread. */
 #ifndef EXAMPLES_BERT_UNICODE_H
 #define EXAMPLES_BERT_UNICODE_H
 
@@ -8,33 +9,34 @@
 
 enum { BERT_NO_CHARACTER = 0xfffd, BERT_MOST_DECOMPOSED = 4, BERT_MOST_LOWER = 2 };
 
-/* The character at the beginning of s, which has left bytes, one or more; *length is how many are its own. What is no
- * UTF-8 is BERT_NO_CHARACTER, once for each maximal part of a character that there is: as Rust's from_utf8_lossy,
- * Python's errors="replace", and Unicode 15, section 3.9, "U+FFFD Substitution of Maximal Subparts". */
+/* Decodes the character at the start of s, which has `left` >= 1 bytes, and sets *length to its number of bytes.
+ * Invalid UTF-8 yields BERT_NO_CHARACTER once per maximal subpart, as Rust's from_utf8_lossy, Python's
+ * errors="replace", and Unicode 15, section 3.9, "U+FFFD Substitution of Maximal Subparts". */
 uint32_t bert_utf8_decode(const unsigned char *s, size_t left, size_t *length);
 
 /* Unicode's White_Space. */
 bool bert_is_space(uint32_t c);
 
-/* What cleaning removes: U+0000, U+FFFD, controls but tab and line ends, formats, private use. */
+/* Removed by cleaning: U+0000, U+FFFD, control characters except tab and line ends, format characters, private use. */
 bool bert_is_removed(uint32_t c);
 
-/* What is a word of its own: Unicode's P, and of ASCII what is neither letter, digit, space nor control. */
+/* Each of these is a word: Unicode's category P, and in ASCII everything except letters, digits, spaces and
+ * controls. */
 bool bert_is_punctuation(uint32_t c);
 
-/* Blocks of Chinese characters, each of which is a word of its own. */
+/* In a block of Chinese characters; each is a word. */
 bool bert_is_chinese(uint32_t c);
 
-/* Category Mn: what remains of an accent when NFD has taken it off its letter. */
+/* Category Mn: the marks that NFD separates from their letters. */
 bool bert_is_accent(uint32_t c);
 
 /* Canonical_Combining_Class. */
 uint8_t bert_combining_class(uint32_t c);
 
-/* The full canonical decomposition, which is c itself for most characters; returns its length. */
+/* Full canonical decomposition, which is c itself for most characters. Returns the length. */
 size_t bert_decompose(uint32_t c, uint32_t out[BERT_MOST_DECOMPOSED]);
 
-/* The full lower-case mapping of the character alone, as Rust's char::to_lowercase: no final sigma. */
+/* Full lower-case mapping without context, as Rust's char::to_lowercase: no final sigma. Returns the length. */
 size_t bert_lower(uint32_t c, uint32_t out[BERT_MOST_LOWER]);
 
 #endif

@@ -1,4 +1,4 @@
-/* The file is read whole and cut into lines where it stands. The hash table is at most half full. */
+/* The whole file is read into memory and split into lines in place. The hash table is at most half full. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -20,7 +20,7 @@ static cairn_status failed(const char *path) {
     return cairn_dataset_fail(errno == ENOMEM ? CAIRN_ENOMEM : CAIRN_ESYSTEM, "%s: %s", path, strerror(errno));
 }
 
-/* The bytes of an open file and a line end behind them. */
+/* Reads an open file and appends a line end. */
 static cairn_status read_whole(int fd, const char *path, char **text, size_t *nbytes) {
     struct stat s;
     if (fstat(fd, &s) != 0) return failed(path);
@@ -35,7 +35,7 @@ static cairn_status read_whole(int fd, const char *path, char **text, size_t *nb
         const ssize_t got = read(fd, *text + *nbytes, (size_t)s.st_size - *nbytes);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return failed(path);
-        if (got == 0) break; /* it has become shorter */
+        if (got == 0) break; /* the file was truncated meanwhile */
         *nbytes += (size_t)got;
     }
     if (*nbytes > 0 && (*text)[*nbytes - 1] != '\n') (*text)[(*nbytes)++] = '\n';
@@ -43,14 +43,14 @@ static cairn_status read_whole(int fd, const char *path, char **text, size_t *nb
 }
 
 static cairn_status read_file(struct bert_vocabulary *v, const char *path, size_t *nbytes) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would wait */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe without a writer would block */
     if (fd < 0) return failed(path);
     const cairn_status st = read_whole(fd, path, &v->text, nbytes);
     close(fd);
     return st;
 }
 
-/* Where a line ends without its white space, which `tokenizers` takes away. */
+/* Returns the end of a line without trailing white space, which `tokenizers` strips. */
 static char *trimmed(char *begin, char *end) {
     while (end > begin) {
         size_t length;
@@ -87,7 +87,7 @@ static cairn_status cut_into_lines(struct bert_vocabulary *v, const char *path, 
     return CAIRN_OK;
 }
 
-/* The later of equal tokens takes the place of the earlier. */
+/* Inserts a token; it replaces an earlier equal one. */
 static void plant(struct bert_vocabulary *v, uint32_t root, const char *token, int32_t id) {
     struct bert_edge *edge = NULL;
     size_t left = strlen(token), length;

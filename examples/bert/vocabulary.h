@@ -1,4 +1,4 @@
-/* The tokens of a vocab.txt, and the longest of them at the beginning of a word or of its rest. */
+/* The tokens of a vocab.txt, with a search for the longest token at the start of a word or of its remainder. */
 #ifndef EXAMPLES_BERT_VOCABULARY_H
 #define EXAMPLES_BERT_VOCABULARY_H
 
@@ -7,30 +7,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Two tries, whose edges stand in one hash table: of tokens as they are, and of those that begin with "##" without
- * that. A node is a number; the roots have these. */
+/* Two tries with their edges in one hash table: one of all tokens, one of the "##" tokens without the prefix. Nodes are
+ * numbered; these are the roots. */
 enum { BERT_ROOT = 0, BERT_ROOT_OF_REST = 1 };
 
 struct bert_edge {
     uint32_t from, c;
-    uint32_t to; /* 0 = the place is empty */
-    int32_t id;  /* of the token that ends at `to`; -1 = none does */
+    uint32_t to; /* 0 = empty entry */
+    int32_t id;  /* of the token that ends at `to`; -1 = no token */
 };
 
 struct bert_vocabulary {
-    char *text;          /* the file, in which every line ends with 0 */
+    char *text;          /* the file's text, each line terminated by 0 */
     const char **tokens; /* [n] by id */
     int32_t n;
     struct bert_edge *edges; /* [mask + 1] */
     size_t mask;
     uint32_t num_nodes;
-    int32_t bare[2]; /* the tokens "" and "##", at which no word is cut; -1 = there is none */
+    int32_t bare[2]; /* ids of the tokens "" and "##", which match no word; -1 = not in the vocabulary */
 };
 
 cairn_status bert_vocabulary_read(struct bert_vocabulary *v, const char *path);
 void bert_vocabulary_clear(struct bert_vocabulary *v);
 
-/* The id of a token, as it stands in the file, or -1. */
+/* Returns the id of a token as written in the file, or -1. */
 int32_t bert_vocabulary_find(const struct bert_vocabulary *v, const char *token);
 
 static inline size_t bert_edge_place(uint32_t from, uint32_t c) {
@@ -38,14 +38,15 @@ static inline size_t bert_edge_place(uint32_t from, uint32_t c) {
     return (size_t)(h >> 32 ^ h >> 17);
 }
 
-/* The edge from a node by c, or an empty place. */
+/* Returns the edge from a node by c, or the empty entry for it. */
 static inline struct bert_edge *bert_edge_at(const struct bert_vocabulary *v, uint32_t from, uint32_t c) {
     size_t i = bert_edge_place(from, c) & v->mask;
     while (v->edges[i].to && (v->edges[i].from != from || v->edges[i].c != c)) i = (i + 1) & v->mask;
     return &v->edges[i];
 }
 
-/* The longest token that the n characters begin with, from a root on: its id and *length, or -1. */
+/* Finds the longest token that is a prefix of the n characters in the trie at root: returns its id and sets *length, or
+ * returns -1. */
 static inline int32_t bert_longest(const struct bert_vocabulary *v, uint32_t root, const uint32_t *c, size_t n,
                                    size_t *length) {
     int32_t id = -1;

@@ -1,4 +1,4 @@
-/* The names that files have for the model's tensors, and which of them a file is written with. */
+/* Maps the model's tensors to the names in files. */
 #include "model.h"
 
 #include <errno.h>
@@ -6,7 +6,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* P: before the encoder's names; W, B: of a normalisation. The first rule that matches counts (cairn/weights.h). */
+/* P: prefix of the encoder's names; W, B: names of a normalisation's weight and bias. The first rule that matches
+ * applies (cairn/weights.h). */
 #define NAMES(P, W, B)                                                                                         \
     {                                                                                                          \
         {"bert.*.attention.in_proj_*",                                                                         \
@@ -23,7 +24,7 @@
     }
 enum { RULES = 14, NAMINGS = 4 };
 
-/* The first is what is written. */
+/* bert_save writes the first naming. */
 static const struct cairn_weights_name namings[NAMINGS][RULES] = {
     NAMES("bert.", "weight", "bias"),
     NAMES("bert.", "gamma", "beta"),
@@ -38,12 +39,12 @@ static cairn_status load_part(cairn_module *model, const char *path, int naming,
                              report);
 }
 
-/* Whether both tensors of a part are among the missing ones, which the report names all, where they are few. */
+/* Whether the report lists both tensors of a part as missing. The report names all missing tensors if they are few. */
 static int lacks(const struct cairn_weights_report *report, const char *weight, const char *bias) {
     return strstr(report->text, weight) && strstr(report->text, bias);
 }
 
-/* What is loaded where these are missing, and nothing else is; by lacks_head and lacks_pooler. */
+/* What to load if exactly the head, the pooler or both are missing: pretrained[head missing][pooler missing]. */
 static const struct {
     const char *parts[2], *words;
 } pretrained[2][2] = {
@@ -68,7 +69,7 @@ static cairn_status load_fitting(cairn_module *model, const char *path, int nami
     return st;
 }
 
-/* A strict load that fails has changed nothing, so each naming is tried, and the one that finds most is the file's. */
+/* A failed strict load changes nothing, so all namings can be tried; the one with the most matches is the file's. */
 cairn_status bert_load(cairn_module *model, const char *path, char *note, size_t nbytes) {
     size_t most = 0;
     int best = 0;

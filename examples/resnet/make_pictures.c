@@ -1,10 +1,10 @@
-/* Writes a small folder of pictures that a net can learn: six textures in random colours, sizes and places, with noise,
- * every other one as a JPEG and as a PNG. The same seed gives the same pixels.
+/* Writes a small folder of pictures that a net can learn to classify: six textures in random colours, sizes and
+ * positions, with noise, alternately as JPEG and PNG. The same seed gives the same pixels.
  *
- *     make_pictures FOLDER [--train N] [--val N] [--seed N]     N pictures a class, 200 and 50; of about 64 x 64 pixels
+ *     make_pictures FOLDER [--train N] [--val N] [--seed N]     N pictures per class (200 and 50), about 64 x 64 pixels
  *
- * FOLDER/train/rings/0001.png, FOLDER/val/checks/0002.jpg, ... A part of a picture shows its class as well as all of
- * it, and mirroring keeps it, so that training may crop and flip. */
+ * FOLDER/train/rings/0001.png, FOLDER/val/checks/0002.jpg, ... Cropping and flipping keep a picture's class, so
+ * training may use both. */
 #include <errno.h>
 #include <math.h>
 #include <stdint.h>
@@ -38,7 +38,7 @@ static double uniform(double low, double high) {
 
 /* ---- textures ---- */
 
-/* The two colours alternate with the sign. x and y are in periods of the texture. */
+/* The sign selects one of two colours. x and y are in periods of the texture. */
 static double wave(double t) {
     return sin(2 * M_PI * t);
 }
@@ -80,13 +80,13 @@ struct picture {
     unsigned char rgb[MOST * MOST * 3];
 };
 
-/* Diagonals go both ways. */
+/* Half of the pictures are mirrored, so that the class "diagonals" has both directions. */
 static void draw(struct picture *p, int class) {
     double colors[2][3], distance = 0;
     const double period = uniform(9, 16), left = uniform(-4, 0), top = uniform(-4, 0), noise = uniform(3, 15);
     const int is_mirrored = uniform(0, 1) < 0.5;
     p->height = (int)uniform(LEAST, MOST + 1), p->width = (int)uniform(LEAST, MOST + 1);
-    while (distance < 200) { /* so that one sees it */
+    while (distance < 200) { /* so that the texture is visible */
         distance = 0;
         for (int c = 0; c < 3; c++) {
             colors[0][c] = uniform(0, 255), colors[1][c] = uniform(0, 255);
@@ -103,7 +103,7 @@ static void draw(struct picture *p, int class) {
     }
 }
 
-/* ---- files; libpng and libjpeg end the program where they cannot go on ---- */
+/* ---- files; on an error libpng and libjpeg exit the program ---- */
 
 static FILE *open_file(const char *path) {
     FILE *f = fopen(path, "wb");

@@ -1,4 +1,4 @@
-/* A block and the net are modules of the program's own, since something goes past what is in them. */
+/* Blocks and the net are custom modules rather than cairn_sequential, because of the shortcuts around their layers. */
 #include "resnet.h"
 
 #include <math.h>
@@ -35,7 +35,7 @@ int resnet_num_blocks(int depth) {
 
 /* ---- parts ---- */
 
-/* A convolution without bias, which the norm behind it would take away again; the size stays but for the stride. */
+/* A convolution without bias, which the norm after it would cancel. Padding keeps the size, apart from the stride. */
 static cairn_module *conv(cairn_env *env, int64_t in, int64_t out, int64_t kernel, int64_t stride) {
     cairn_module *m = cairn_conv2d(env, in, out, kernel,
                                    cairn_conv_options(.stride = {stride}, .padding = {kernel / 2}, .bias = CAIRN_OFF));
@@ -54,7 +54,7 @@ static cairn_module *norm(cairn_env *env, int64_t channels, int is_zero) {
 struct block {
     int num_convs;
     cairn_module *conv[MOST_CONVS], *norm[MOST_CONVS];
-    cairn_module *past; /* NULL = the input itself */
+    cairn_module *past; /* shortcut; NULL = identity */
 };
 
 static cairn_tensor *block_forward(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
@@ -87,7 +87,7 @@ static int add_conv(cairn_module *m, struct block *b, cairn_module *child, cairn
     return b->conv[i] && b->norm[i];
 }
 
-/* channels: of its 3x3 convolutions; a bottleneck has four times as many outputs. */
+/* channels: of the 3x3 convolutions; a bottleneck block has four times as many output channels. */
 static cairn_module *block(cairn_env *env, const struct shape *shape, int64_t in, int64_t channels, int64_t stride,
                            int is_zero) {
     struct block *b = calloc(1, sizeof(*b));
@@ -111,7 +111,7 @@ static cairn_module *block(cairn_env *env, const struct shape *shape, int64_t in
     return m;
 }
 
-/* A layer that lacks its first blocks: the others keep their names. */
+/* A layer without its first blocks; the remaining blocks keep their names. */
 enum { MOST_BLOCKS = 36 };
 struct rest {
     int count;
@@ -138,7 +138,7 @@ static cairn_module *rest(cairn_env *env, int count, cairn_module *const *blocks
     for (int i = 0; i < count; i++) {
         char name[24];
         snprintf(name, sizeof(name), "%d", first + i);
-        cairn_module *block = cairn_module_add_child(m, name, blocks[i]); /* ends it where it fails */
+        cairn_module *block = cairn_module_add_child(m, name, blocks[i]); /* on error destroys block */
         is_whole = is_whole && block;
         if (is_whole) r->blocks[r->count++] = block;
     }
@@ -160,7 +160,7 @@ static cairn_module *stage(cairn_env *env, const struct shape *shape, int number
 /* ---- the net ---- */
 
 struct net {
-    cairn_module *conv1, *bn1, *stages[STAGES], *fc; /* NULL = in another part */
+    cairn_module *conv1, *bn1, *stages[STAGES], *fc; /* NULL = in another pipeline stage */
 };
 
 static cairn_tensor *net_forward(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
@@ -191,7 +191,7 @@ static int at_least(int a, int b) {
 cairn_module *resnet_create(cairn_env *env, const struct resnet_options *options) {
     const struct shape *shape = find_shape(options->depth);
     struct net *n = shape ? calloc(1, sizeof(*n)) : NULL;
-    cairn_module *m = shape ? cairn_module_create(env, &net_ops, n) : NULL; /* ends n, whatever happens */
+    cairn_module *m = shape ? cairn_module_create(env, &net_ops, n) : NULL; /* takes ownership of n, even on error */
     const int64_t width = options->width ? options->width : WIDTH;
     const int all = resnet_num_blocks(options->depth), end = options->end_block ? options->end_block : all;
     int is_whole = m && n, before = 0;

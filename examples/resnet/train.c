@@ -1,12 +1,13 @@
 /* Trains a ResNet on a folder of pictures by class, FOLDER/train/CLASS and FOLDER/val/CLASS, on any number of ranks, at
- * every level, from a file of weights or from none: docs/pictures.md, "A training".
+ * any opt level, from random or pre-trained weights: docs/pictures.md, "A training".
  *
  *     make_pictures textures
  *     cairn-run --nproc_per_node 2 resnet_train textures --width 8 --size 32 --epochs 8
  *     cairn-run --nproc_per_node 8 resnet_train imagenet --depth 50 --opt-level O1 --half bf16 --checkpoint runs/a
  *
- * The numbers are those of torchvision's references/classification: SGD with momentum 0.9 and weight decay 1e-4, a rate
- * of 0.1 for a batch of 256 over all ranks, in proportion for others. Its rate falls by steps; here it is a cosine. */
+ * Hyperparameters are those of torchvision's references/classification: SGD with momentum 0.9 and weight decay 1e-4,
+ * and a learning rate of 0.1 for a batch of 256 over all ranks, scaled in proportion to the batch. The schedule is a
+ * cosine, where torchvision's lowers the rate in steps. */
 #include <cairn/cairn.h>
 
 #include <stdio.h>
@@ -20,12 +21,12 @@ struct options {
     const char *folder, *weights, *save;
     struct amp_options amp;
     struct resnet_options net;
-    int64_t size, batch; /* batch: of a rank */
+    int64_t size, batch; /* batch: per rank */
     int epochs, workers;
-    double lr, least_scale; /* lr: for a batch of 256; least_scale: of the area that a crop takes */
+    double lr, least_scale; /* lr: for a batch of 256; least_scale: smallest fraction of the area in a crop */
 };
 
-struct part { /* of the data: train or val */
+struct part { /* one part of the data: train or val */
     cairn_picture_folder *folder;
     cairn_dataset *dataset;
     cairn_sampler *sampler;
@@ -92,7 +93,7 @@ static void parse(int argc, char **argv, struct options *o, struct checkpoint *c
 
 /* ---- data ---- */
 
-/* Training crops and flips, shuffles, and drops the last batch; evaluation has every picture once over all ranks. */
+/* Training crops, flips and shuffles, and drops the last batch; evaluation sees each picture once over all ranks. */
 static void open_part(struct trainer *t, const struct options *o, struct part *p, const char *name,
                       const cairn_picture_folder *same_classes_as) {
     const int is_train = p == &t->train;
@@ -125,7 +126,7 @@ static void close_part(struct part *p) {
 
 /* ---- training ---- */
 
-/* Weights of other classes than these keep their fc as it is made. */
+/* If the file has another number of classes, fc keeps its random initialization. */
 static void load_weights(struct trainer *t, const char *path) {
     struct cairn_weights_report report = CAIRN_WEIGHTS_REPORT_INIT;
     CAIRN_CHECK(cairn_module_load(t->model, path, cairn_weights_options(.strict = CAIRN_OFF), &report));
@@ -147,7 +148,7 @@ static void begin(struct trainer *t, struct options *o, int64_t total_steps) {
     CAIRN_CHECK(ddp_create(t->model, cairn_env_group(t->env), NULL, &t->net));
 }
 
-/* 0: the epoch is over. */
+/* Returns 0 at the end of the epoch. */
 static int step(struct trainer *t) {
     const struct cairn_batch *batch;
     cairn_zero_grad(t->sgd);
@@ -169,7 +170,7 @@ static double evaluate(struct trainer *t) {
     const struct cairn_batch *batch;
     cairn_metric *accuracy;
     CAIRN_CHECK(cairn_accuracy_create(1, NULL, &accuracy));
-    CAIRN_CHECK(ddp_broadcast_buffers(t->net)); /* running statistics: rank 0's on all */
+    CAIRN_CHECK(ddp_broadcast_buffers(t->net)); /* all ranks evaluate with rank 0's running statistics */
     CAIRN_CHECK(cairn_sampler_set_epoch(t->val.sampler, 0));
     cairn_module_train(t->model, 0);
     for (;;) {
@@ -188,7 +189,7 @@ static double evaluate(struct trainer *t) {
 
 static void train(struct trainer *t, const struct options *o, int64_t total_steps) {
     checkpoint_begin(&t->checkpoint, t->env, t->model, t->sgd, t->amp, t->net, t->train.sampler);
-    checkpoint_resume(&t->checkpoint); /* in the middle of an epoch, where it was saved there */
+    checkpoint_resume(&t->checkpoint); /* resumes within the epoch if the checkpoint was saved there */
     CAIRN_CHECK(
         cairn_progress_create(t->env, total_steps, cairn_progress_options(.done = t->checkpoint.steps), &t->progress));
     for (int64_t epoch = cairn_sampler_epoch(t->train.sampler); epoch < o->epochs; epoch++) {
