@@ -1,4 +1,4 @@
-/* What benchmarks of a device share: the way out when a result is wrong, and the median of their rounds. */
+/* Shared by device benchmarks: exit without a figure when a result is wrong, and the median over rounds. */
 #ifndef TESTS_BENCH_H
 #define TESTS_BENCH_H
 
@@ -26,7 +26,7 @@ static inline int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Of ROUNDS values, which are sorted. */
+/* Returns the median of ROUNDS values; sorts them in place. */
 static inline double median(double *values) {
     qsort(values, ROUNDS, sizeof(values[0]), by_value);
     return values[ROUNDS / 2];

@@ -1,6 +1,6 @@
-/* What tests check by. OK and REFUSED stand on the test's own thread, where cmocka's assertions work. EXPECT and its
- * relatives stand in functions of ranks: they return a sentence, which the starter of the ranks reports. MUST is for
- * programs and forked ranks, which it ends. */
+/* Check macros for tests, by where they may be used. OK, SAYS, REFUSED: on the test's own thread, where cmocka's
+ * assertions work. EXPECT*: in functions that ranks run; on failure they return a message, and the caller that started
+ * the ranks fails the test with it. MUST*: in programs and forked ranks; on failure they exit. */
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H
 
@@ -11,7 +11,7 @@
 
 #include "cairn/core.h"
 
-/* Stands in front of what this thread reports: its rank, or the case that a table walks. */
+/* Prefix of this thread's failure messages: its rank, or the current row of a table of cases. */
 static _Thread_local char check_who[640];
 
 static inline void check_as(const char *name) {
@@ -26,23 +26,24 @@ static inline void check_as_rank_of(const char *name, int rank) {
     snprintf(check_who, sizeof(check_who), "%s, rank %d: ", name, rank);
 }
 
-/* Whether ranks are to be threads of one process for Cairn, too, where a test has threads for ranks. */
+/* Whether tests that run ranks as threads create them with cairn_spawn_threads, instead of giving each thread the
+ * environment of a separate process. */
 static inline bool check_ranks_are_threads(void) {
     const char *ranks = getenv("CAIRN_CHECK_RANKS");
     return ranks && strcmp(ranks, "threads") == 0;
 }
 
-/* Whether what proves little twice is left out, as by tools/check without --all: CONTRIBUTING.md lists what. */
+/* Whether tests leave out repetitions, as under tools/check without --all; CONTRIBUTING.md lists what is left out. */
 static inline bool check_is_short(void) {
     return getenv("CAIRN_TEST_SHORT") != NULL;
 }
 
-/* For cairn_set_log, where messages are many and meant. */
+/* For cairn_set_log, in tests that provoke many messages. */
 static inline void log_nothing(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie, (void)level, (void)message;
 }
 
-/* Whether environments are on GPUs that the test does not name. */
+/* Whether CAIRN_DEVICE puts environments on GPUs that the test does not choose itself. */
 static inline bool check_ranks_have_gpus(void) {
     const char *device = getenv("CAIRN_DEVICE");
     return device && strncmp(device, "cuda", 4) == 0;
@@ -56,7 +57,7 @@ static inline bool check_ranks_have_gpus(void) {
         if (ok_ != CAIRN_OK) fail_msg("%s%s: %s: %s", check_who, #call, cairn_status_name(ok_), cairn_last_error()); \
     } while (0)
 
-/* The words are a part of the sentence of the last error. */
+/* Checks that words occur in the last error message. */
 #define SAYS(words)                                                                              \
     do {                                                                                         \
         const char *words_ = (words), *said_ = cairn_last_error();                               \
@@ -76,16 +77,16 @@ static inline bool check_ranks_have_gpus(void) {
         SAYS(words);                        \
     } while (0)
 
-/* No tensor, and the sentence is all of it. */
+/* The call returns NULL, and sentence is the whole error message. */
 #define NO_TENSOR(call, sentence)                          \
     do {                                                   \
         assert_null(call);                                 \
         assert_string_equal(cairn_last_error(), sentence); \
     } while (0)
 
-/* ---- in functions of ranks ---- */
+/* ---- in functions that ranks run ---- */
 
-/* A sentence, made with malloc. */
+/* Returns a failure message, allocated with malloc. */
 static inline char *check_failure(const char *file, int line, const char *what) {
     char *text = malloc(2048);
     snprintf(text, 2048, "%s:%d: %s%s (last error: %s)", file, line, check_who, what, cairn_last_error());
@@ -106,7 +107,7 @@ static inline char *check_failure(const char *file, int line, const char *what) 
         EXPECT_SAYS(words);                 \
     } while (0)
 
-/* Hands on the sentence of a function that returns one itself. */
+/* Calls a function that returns a failure message or NULL, and returns its message on failure. */
 #define PASS(call)                     \
     do {                               \
         char *failure_ = (call);       \

@@ -1,4 +1,4 @@
-/* A module of equal layers for trainings and benchmarks: x = relu(x W_i^T + b_i), the last one without relu. */
+/* An MLP of equally wide layers for trainings and benchmarks: x = relu(x W_i^T + b_i), the last layer without relu. */
 #ifndef TESTS_DEEP_MLP_H
 #define TESTS_DEEP_MLP_H
 
@@ -38,7 +38,7 @@ static inline cairn_status deep_mlp_add_layer(cairn_module *module, struct deep_
     return cairn__module_add_param(module, name, 1, &width, false, &m->bias[m->layers++]);
 }
 
-/* Weights as cairn_linear has them, uniform in +-1/sqrt(width); at most DEEP_MLP_MOST layers. NULL on error. */
+/* Weights are uniform in +-1/sqrt(width), as in cairn_linear; at most DEEP_MLP_MOST layers. Returns NULL on error. */
 static inline cairn_module *make_deep_mlp(cairn_env *env, int layers, int64_t width) {
     cairn_module *module = NULL;
     if (cairn__module_create(env, &deep_mlp_kind, sizeof(struct deep_mlp), &module) != CAIRN_OK) return NULL;

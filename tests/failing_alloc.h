@@ -1,11 +1,11 @@
-/* Allocations that fail: the test's aligned_alloc stands in front of the C library's, which cairn__alloc calls. Include
- * in one file of a program. */
+/* Makes allocations fail: replaces the C library's aligned_alloc, which cairn__alloc calls. Include it in one file of a
+ * program only. */
 #ifndef TESTS_FAILING_ALLOC_H
 #define TESTS_FAILING_ALLOC_H
 
 #include <stdlib.h>
 
-static _Thread_local int fail_in; /* this thread's fail_in-th allocation from now on fails, counted down; 0 = none */
+static _Thread_local int fail_in; /* counts down; the allocation that reaches 0 fails; 0 = none fails */
 
 void *aligned_alloc(size_t align, size_t nbytes);
 

@@ -1,12 +1,12 @@
-/* What a fuzzer of bytes needs to be a program of its own where there is no libFuzzer:
+/* A main function that turns a libFuzzer target into a program of its own, for builds without libFuzzer:
  *
  *   fuzz_x --seconds 10 --seed 1    mutates its seeds; the same seed gives the same inputs. Half as long with
  *                                   CAIRN_TEST_SHORT in the environment
  *   fuzz_x --seeds DIR              writes the seeds there, for libFuzzer
  *   fuzz_x FILE ...                 runs these inputs
  *
- * The file that includes it has LLVMFuzzerTestOneInput and fuzz_seed, and is compiled with FUZZ_NO_MAIN for libFuzzer
- * (fuzz.sh of its folder). An input that fails is printed in hex. */
+ * The including file defines LLVMFuzzerTestOneInput and fuzz_seed. For libFuzzer compile it with FUZZ_NO_MAIN (fuzz.sh
+ * in the same folder). A failing input is printed in hex. */
 #ifndef CAIRN_TESTS_FUZZ_H
 #define CAIRN_TESTS_FUZZ_H
 
@@ -20,7 +20,7 @@
 
 #include "check.h"
 
-/* Writes the i-th seed, FUZZ_MAX bytes at most; 0 = there are no more. */
+/* Writes the i-th seed, at most FUZZ_MAX bytes, and returns its length; 0 = no more seeds. */
 static size_t fuzz_seed(int i, uint8_t *out);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes);
 

@@ -1,5 +1,5 @@
-/* What Cairn said, a line each: from notices up, for cairn_set_log(keep_log, NULL), or all of it, for keep_whole_log.
- * Ranks that are threads may speak at once. */
+/* Keeps Cairn's log messages, one per line: cairn_set_log(keep_log, NULL) keeps notices and above, keep_whole_log keeps
+ * all levels. Threads may log at the same time. */
 #ifndef TESTS_KEPT_LOG_H
 #define TESTS_KEPT_LOG_H
 

@@ -1,4 +1,4 @@
-/* A module of two layers for tests: y = relu(x W1^T + b1) W2^T + b2. */
+/* A two-layer MLP for tests: y = relu(x W1^T + b1) W2^T + b2. */
 #ifndef TESTS_MLP_H
 #define TESTS_MLP_H
 
@@ -16,7 +16,7 @@ static inline cairn_tensor *mlp_forward(cairn_module *module, void *context, cai
 
 static const struct cairn__module_kind mlp_kind = {.name = "MLP", .forward = mlp_forward};
 
-/* Every parameter uniform in [-1/2, 1/2). NULL on error. */
+/* All parameters are uniform in [-1/2, 1/2). Returns NULL on error. */
 static inline cairn_module *make_mlp(cairn_env *env, int64_t in, int64_t hidden, int64_t out) {
     cairn_module *module = NULL;
     if (cairn__module_create(env, &mlp_kind, sizeof(struct mlp), &module) != CAIRN_OK) return NULL;

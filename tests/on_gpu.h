@@ -1,4 +1,4 @@
-/* Tests of rooms that follow CAIRN_DEVICE: what of them is the CPU's alone. Needs cmocka. */
+/* For tests that run on the device of CAIRN_DEVICE: skips the ones that only apply to the CPU. Needs cmocka. */
 #ifndef TESTS_ON_GPU_H
 #define TESTS_ON_GPU_H
 
@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether environments without a device of their own compute on a GPU, or its stand-in. */
+/* Whether environments that name no device compute on a GPU or the stand-in. */
 static inline bool is_on_gpu(void) {
     const char *device = getenv("CAIRN_DEVICE");
     return device && strncmp(device, "cuda", 4) == 0;
 }
 
-/* At the begin of a test: of the host's memory as the device's, or of calls that have happened when they return. */
+/* First line of a test that reads device memory from the host, or expects that a call has finished when it returns. */
 #define NOT_ON_A_GPU(why)                             \
     do {                                              \
         if (is_on_gpu()) {                            \

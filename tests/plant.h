@@ -1,4 +1,4 @@
-/* Changes a gradient as backward hands it over, before anybody reduces it: a listener in front of ddp's. */
+/* Changes a gradient after backward has written it and before ddp reduces it: a gradient listener in front of ddp's. */
 #ifndef TESTS_PLANT_H
 #define TESTS_PLANT_H
 
@@ -7,14 +7,14 @@
 
 struct plant {
     struct cairn_param_set *set;
-    const struct cairn__grad_listener *behind; /* NULL = nobody */
+    const struct cairn__grad_listener *behind; /* the listener that was installed before; NULL = none */
     struct cairn__grad_listener front;
     int target;  /* parameter whose gradient is changed; -1 = none, -2 = all */
     bool all;    /* every element, not only the first */
     float value; /* what is written */
 
-    const int *watched;    /* (optional) a counter to look at when parameter 0 is ready, */
-    int seen_before_first; /* and what it was then */
+    const int *watched;    /* (optional) a counter to read when parameter 0 is ready */
+    int seen_before_first; /* its value at that moment */
 };
 
 static inline void plant_ready(void *ctx, size_t index) {
@@ -56,7 +56,7 @@ static inline cairn_status plant_nonfinite_ranks(void *ctx, struct cairn__ranks 
                : CAIRN_OK;
 }
 
-/* After ddp_create. Until plant_remove. */
+/* Call after ddp_create. Stays installed until plant_remove. */
 static inline void plant_install(struct plant *plant, struct cairn_param_set *set) {
     *plant = (struct plant){.set = set, .behind = set->listener, .target = -1};
     plant->front = (struct cairn__grad_listener){.ctx = plant,

@@ -1,7 +1,7 @@
-/* Ranks as threads of one test: p environments that meet through a real store on the loopback interface.
+/* Runs ranks as threads of one test: p environments that rendezvous through a real store on the loopback interface.
  *
- * cmocka's assertions must stay on the test's own thread, so a rank reports by EXPECT, which returns a sentence, and
- * run_ranks fails the test with the first one. */
+ * cmocka's assertions only work on the test's own thread, so a rank checks with EXPECT, which returns a message, and
+ * run_ranks fails the test with the first message. */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
 
@@ -21,10 +21,10 @@
 #include "rendezvous/store/server.h"
 #include "env/env_internal.h"
 
-/* NULL when all went well; otherwise a sentence, made with malloc. */
+/* Returns NULL on success, otherwise a failure message allocated with malloc. */
 typedef char *(*rank_fn)(cairn_env *env, void *ctx);
 
-/* A rank that meets the others at a store on this machine. */
+/* Launch facts of a rank whose store is on this machine. */
 static inline struct cairn__launch launch_at(int rank, int size, int port) {
     return (struct cairn__launch){
         .rank = rank,
@@ -45,7 +45,7 @@ struct rank_thread {
     char *failure;
 };
 
-/* With CAIRN_CHECK_RANKS=threads ranks are those of cairn_spawn_threads, and meet as these do. */
+/* With CAIRN_CHECK_RANKS=threads, cairn_spawn_threads starts the ranks and connects them. */
 static inline int spawned_rank_main(int rank, void *arg) {
     struct rank_thread *t = (struct rank_thread *)arg + rank;
     check_as_rank(rank, t->launch.size);
@@ -74,8 +74,8 @@ static inline void *rank_main(void *arg) {
     return NULL;
 }
 
-/* Runs fn on p ranks and fails the test if one of them reports something. options: of the environments, NULL = usual
- * ones. */
+/* Runs fn on p ranks and fails the test if one of them returns a message. options: for the environments; NULL =
+ * defaults. */
 static inline void run_ranks_with(int p, const struct cairn_env_options *options, rank_fn fn, void *ctx) {
     struct cairn__store_server *server = NULL;
     int port = 0;

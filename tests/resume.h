@@ -1,5 +1,5 @@
-/* A training that is ended and begun anew: 40 steps, or 17, their state kept in memory or in files, other objects, and
- * 23 steps, have the same bits of state and losses. */
+/* Resumed trainings: 40 steps give the same bits of state and losses as 17 steps, saving the state in memory or in
+ * files, loading it into new objects, and 23 more steps. */
 #ifndef TESTS_RESUME_H
 #define TESTS_RESUME_H
 
@@ -23,7 +23,7 @@ enum resume_by {
     BY_NOVOGRAD
 };
 
-/* What one differs in; zeros leave out. */
+/* A training's features; zero = without the feature. */
 struct resume_case {
     const char *name;
     enum resume_by by;
@@ -31,26 +31,26 @@ struct resume_case {
     cairn_dtype half;
     const struct amp_scaler_options *scaler;
     bool stochastic;
-    bool statistics, dropout; /* layers between */
-    bool groups;              /* by rule, the second with a schedule of its own */
+    bool statistics, dropout; /* layers: batch norm, dropout */
+    bool groups;              /* parameter groups by rule; the second has its own schedule */
     const struct cairn_schedule_options *schedule;
     bool plateau;
     bool clips;
-    bool accumulates;                 /* two backwards a step */
-    bool no_sync;                     /* of which the first is under ddp_no_sync */
-    bool delays;                      /* or is checked for overflow with the second */
-    bool freezes;                     /* one from the beginning to step 20, another from 6 to 25, or as much earlier */
-    unsigned overflows;               /* bit k: at step resume_at - 2 + k */
-    bool is_explicit;                 /* without a context, a scaler by itself; with one, by amp_scaler_step */
+    bool accumulates;   /* two backwards per step */
+    bool no_sync;       /* with accumulates: the first backward is under ddp_no_sync */
+    bool delays;        /* with accumulates: one overflow check, with the second backward */
+    bool freezes;       /* freezes one parameter in steps 0 to 20, another in 6 to 25; a smaller `at` shifts both */
+    unsigned overflows; /* bit k: step resume_at - 2 + k overflows */
+    bool is_explicit;   /* explicit scaling: the context's scaler, or one without a context */
     const struct ddp_options *ddp;    /* several ranks */
-    const struct ddp_comm_hook *hook; /* of a training that goes on: registered before the load, or behind it */
-    bool is_local;                    /* two steps of three apply gradients that are each rank's own */
+    const struct ddp_comm_hook *hook; /* a resumed training registers it before or after the load */
+    bool is_local;                    /* two of three steps apply each rank's local gradients */
     bool sync_batch_norm;
-    bool is_reducer; /* apex's: gradients stay until ddp_reduce, before the step */
-    bool same_data;  /* every rank has every example */
-    bool in_files;   /* and not in memory, where there is a folder */
-    bool has_others; /* in that folder: other cases' states, which may be later */
-    int at, steps;   /* 0 = RESUME_AT and RESUME_STEPS, and never more */
+    bool is_reducer; /* as apex's Reducer: gradients stay local until ddp_reduce, before the step */
+    bool same_data;  /* every rank has all examples */
+    bool in_files;   /* if there is a folder: state in files instead of memory */
+    bool has_others; /* the folder also has other cases' states, possibly of later steps */
+    int at, steps;   /* at most RESUME_AT and RESUME_STEPS, which are the defaults for 0 */
 };
 
 static inline int resume_at(const struct resume_case *c) {
@@ -145,10 +145,10 @@ static inline char *resume_register_hook(const struct resume_run *r) {
     return NULL;
 }
 
-/* first: the step that comes next. */
+/* first: number of the next step. */
 static inline char *resume_begin(struct resume_run *r, cairn_env *env, const struct resume_case *c, int first) {
     *r = (struct resume_run){.env = env, .c = c};
-    cairn_manual_seed(env, first ? 99 : 7); /* a load does not depend on it */
+    cairn_manual_seed(env, first ? 99 : 7); /* the result of a load must not depend on the seed */
     r->net = resume_net(env, c);
     EXPECT(r->net);
     if (c->sync_batch_norm) EXPECT_OK(ddp_convert_sync_batchnorm(r->net, cairn_env_group(env), NULL));
@@ -190,7 +190,7 @@ static inline float resume_number(int64_t example, int64_t k) {
     return (float)((example * 37 + k * 101 + example * k) % 29 - 14) / 10;
 }
 
-/* An epoch that is over is followed by the next one. */
+/* Starts the next epoch at the end of one. */
 static inline char *resume_batch(struct resume_run *r) {
     int64_t examples[RESUME_BATCH];
     float x[RESUME_BATCH * RESUME_IN], y[RESUME_BATCH * RESUME_OUT];
@@ -206,7 +206,7 @@ static inline char *resume_batch(struct resume_run *r) {
     return NULL;
 }
 
-/* Of so large a loss the gradients overflow, in every type. */
+/* A loss this large makes gradients overflow in every type. */
 static inline char *resume_backward(struct resume_run *r, bool overflows, bool is_synced, bool is_first, float *value) {
     PASS(resume_batch(r));
     if (r->ddp && !r->c->is_reducer) EXPECT_OK(ddp_no_sync(r->ddp, !is_synced));
@@ -260,7 +260,7 @@ static inline char *resume_step(struct resume_run *r, int step, float *loss) {
 
 /* ---- comparing ---- */
 
-/* The weights that forward reads, which a master is listed in the place of. */
+/* Hash of the weights that forward reads; states list the master weights instead. */
 static inline uint64_t resume_weights(const struct resume_run *r) {
     uint64_t hash = 14695981039346656037u;
     cairn_param_set *set = cairn_module_params(r->net);
@@ -278,10 +278,10 @@ static inline uint64_t resume_weights(const struct resume_run *r) {
     return hash;
 }
 
-/* Where states go through files, too; NULL = they are kept in memory alone. */
+/* Folder for states of all cases; NULL = states are kept in memory only. */
 static const char *resume_folder;
 
-/* And where those of cases do that are in_files. */
+/* Folder for the states of cases with in_files. */
 static const char *resume_folder_of_some;
 
 static inline const char *resume_folder_of(const struct resume_case *c) {
@@ -329,7 +329,7 @@ struct resumed {
     double lr;
     int64_t steps, skipped;
     int was_skipped;
-    bool has_order; /* the last part is ddp's */
+    bool has_order; /* ddp's state is the last part */
 };
 
 static inline char *resume_finish(struct resume_run *r, struct resumed *out) {
@@ -345,7 +345,7 @@ static inline char *train_whole(cairn_env *env, const struct resume_case *c, str
     PASS(resume_begin(&r, env, c, 0));
     PASS(resume_register_hook(&r));
     for (int i = 0; i < resume_steps(c); i++) {
-        if (i == resume_at(c)) { /* what is kept changes nothing */
+        if (i == resume_at(c)) { /* saving must not change the training */
             PASS(keep_state(at, r.parts, r.num_parts));
             if (resume_folder_of(c)) PASS(save_to_files(&r, resume_folder_of(c), i));
             out->steps = cairn_optimizer_steps(r.optimizer);
@@ -359,7 +359,7 @@ static inline char *train_whole(cairn_env *env, const struct resume_case *c, str
     return NULL;
 }
 
-/* forwards: of these, made before the load. */
+/* forwards: number of steps that the new objects take before the load. */
 static inline char *train_rest(cairn_env *env, const struct resume_case *c, const struct kept_state *at, int forwards,
                                const struct resumed *want, struct resumed *out) {
     struct resume_run r;
@@ -370,9 +370,10 @@ static inline char *train_rest(cairn_env *env, const struct resume_case *c, cons
     for (int i = 0; i < forwards; i++) PASS(resume_step(&r, 0, &loss));
     PASS(resume_folder_of(c) ? load_from_files(&r, resume_folder_of(c), resume_at(c))
                              : bring_back(at, r.parts, r.num_parts));
-    if (!forwards) PASS(resume_register_hook(&r)); /* the load has run no backward */
+    if (!forwards) PASS(resume_register_hook(&r)); /* loading runs no backward, so a hook may still be registered */
     PASS(keep_state(&again, r.parts, r.num_parts));
-    /* The next backward alone gives slots to what is frozen and thawed now, and the order is of other slots. */
+    /* With frozen parameters ddp's state (bucket order) may differ until the next backward, which assigns their
+     * slots. */
     PASS(same_parts(at, &again, again.count - (r.ddp && c->freezes)));
     drop_state(&again);
     EXPECT(cairn_optimizer_steps(r.optimizer) == want->steps);
@@ -384,7 +385,7 @@ static inline char *train_rest(cairn_env *env, const struct resume_case *c, cons
     return NULL;
 }
 
-/* The order of buckets is not brought back where other parameters are frozen, and decides no bit. */
+/* If other parameters are frozen, the order of buckets is not restored; it does not affect any result. */
 static inline char *same_trainings(const struct resume_case *c, const struct resumed *a, const struct resumed *b) {
     const int at = resume_at(c), steps = resume_steps(c);
     EXPECT(a->last.count == b->last.count);
@@ -395,7 +396,7 @@ static inline char *same_trainings(const struct resume_case *c, const struct res
     return NULL;
 }
 
-/* It goes on `count` times; forwards: steps that each time the new objects have made before the load. */
+/* Resumes count times; forwards[i]: number of steps that the new objects take before the i-th load. */
 static inline char *resumes(cairn_env *env, const struct resume_case *c, int count, const int forwards[]) {
     struct kept_state at = {.count = 0};
     struct resumed whole = {.weights = 0};
@@ -413,7 +414,7 @@ static inline char *resumes(cairn_env *env, const struct resume_case *c, int cou
     return NULL;
 }
 
-/* ---- cases by chance ---- */
+/* ---- random cases ---- */
 
 /* A case and what it points to. */
 struct random_case {
@@ -427,7 +428,7 @@ struct random_case {
     uint64_t random;
 };
 
-/* From 0 to n - 1: SplitMix64. */
+/* A random number in [0, n): SplitMix64. */
 static inline int draw(struct random_case *r, int n) {
     uint64_t z = r->random += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -439,7 +440,7 @@ static inline bool one_in(struct random_case *r, int n) {
     return draw(r, n) == 0;
 }
 
-/* One without parts. */
+/* A schedule without parts. */
 static inline struct cairn_schedule_options draw_part(struct random_case *r) {
     const bool may_cycle = r->c.by >= BY_ADAM || (r->c.by == BY_SGD_MOMENTUM && !r->c.groups);
     const int warmup = draw(r, 4);
@@ -496,7 +497,7 @@ static inline void draw_scaler(struct random_case *r) {
     r->c.scaler = &r->scaler;
 }
 
-/* Several ranks, or one with a context. */
+/* ddp options: several ranks, or one rank with a ddp context. */
 static inline void draw_ddp(struct random_case *r) {
     static const char *const ignored[] = {"0.weight", "1.running_mean"};
     struct resume_case *c = &r->c;
@@ -546,14 +547,14 @@ static inline void name_case(struct random_case *r, uint64_t seed, int ranks) {
     r->c.name = r->name;
 }
 
-/* At most five, so that no scale comes to its floor. */
+/* At most five overflows, so that no scale reaches its floor. */
 static inline unsigned draw_overflows(struct random_case *r) {
     unsigned bits = 0;
     for (int i = draw(r, 6); i > 0; i--) bits |= 1u << draw(r, 8);
     return bits;
 }
 
-/* Of the whole product: what cannot be together is left out here, and nowhere else. */
+/* Draws from the product of all features. Combinations that are not allowed are excluded here and nowhere else. */
 static inline void draw_case(struct random_case *r, uint64_t seed, int ranks) {
     *r = (struct random_case){.random = seed * 8 + (uint64_t)ranks};
     struct resume_case *c = &r->c;

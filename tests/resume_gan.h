@@ -1,5 +1,5 @@
-/* Trainings of two models by two optimizers in one context, that go on from a state to the bit: losses that one
- * optimizer was given and losses that all were, of which one overflows and makes all skip their next step. */
+/* Resumed GAN trainings, compared bit for bit: two models with two optimizers in one amp context. Some losses belong to
+ * one optimizer, some to both; an overflow of a shared loss makes both skip their next step. */
 #ifndef TESTS_RESUME_GAN_H
 #define TESTS_RESUME_GAN_H
 
@@ -11,13 +11,13 @@ struct gan_case {
     amp_opt_level level;
     cairn_dtype half;
     amp_scaler_kind scaler;
-    bool one_loss; /* one scaler for all losses; else three */
-    bool through;  /* the generator's loss comes through the discriminator, which then has gradients to forget */
-    bool freezes;  /* or is frozen for it */
-    bool forgets;  /* what the discriminator's step has used, before the generator's loss */
+    bool one_loss; /* one scaler for all losses instead of three */
+    bool through;  /* the generator's loss goes through the discriminator, whose gradients are then cleared */
+    bool freezes;  /* or the discriminator is frozen meanwhile */
+    bool forgets;  /* clears the discriminator's gradients after its step, before the generator's loss */
     bool statistics;
     unsigned bad_d, bad_g; /* bit k: at step at - 2 + k the loss of that model overflows */
-    bool is_gradient;      /* and not the loss itself, but the gradients, of f16 */
+    bool is_gradient;      /* the f16 gradients overflow, not the loss */
     int at;
 };
 
@@ -83,7 +83,7 @@ static inline void gan_end(struct gan_run *r) {
     cairn_module_destroy(&r->d);
 }
 
-/* Infinite, or so large that its gradients are. */
+/* Makes the loss infinite, or so large that its gradients overflow. */
 static inline cairn_tensor *gan_spoil(const struct gan_run *r, cairn_tensor *loss, unsigned bad, int step) {
     const int k = step - (r->c->at - 2);
     if (k < 0 || k > 7 || !(bad >> k & 1)) return loss;

@@ -1,5 +1,6 @@
-/* States that are kept in memory: what objects list is copied, and written into the lists of others, as a checkpoint
- * does by files. Functions return a sentence, as in ranks.h; CALM hands one on to cmocka. */
+/* Saves states in memory instead of files: copies the entries that objects list, and writes them into other objects'
+ * entries as a checkpoint would. Functions return a failure message, as in ranks.h; CALM fails the cmocka test with
+ * it. */
 #ifndef TESTS_STATE_IN_MEMORY_H
 #define TESTS_STATE_IN_MEMORY_H
 
@@ -22,10 +23,10 @@
 
 enum { MAX_KEPT = 10 };
 
-/* An object's entries, whose arrays are copies in host memory. */
+/* An object's entries, with copies of its arrays in host memory. */
 struct kept_object {
     struct cairn__entries entries;
-    void **bytes; /* [entries.count]; of an array */
+    void **bytes; /* [entries.count]; NULL for numbers */
 };
 
 struct kept_state {
@@ -61,7 +62,7 @@ static inline char *copy_entry(struct cairn_env *env, const struct cairn__entry 
     return NULL;
 }
 
-/* Of several ranks rank 0 writes what all share. */
+/* Replaces bytes by rank 0's, since rank 0 saves what all ranks share. */
 static inline char *take_rank_0s(struct cairn_env *env, void *bytes, size_t nbytes) {
     const size_t words = (nbytes + sizeof(int32_t) - 1) / sizeof(int32_t);
     int32_t *mine = calloc(words + 1, sizeof(mine[0]));
@@ -86,7 +87,7 @@ static inline char *keep_object(struct kept_object *kept, const cairn_stateful *
     kept->bytes = calloc(kept->entries.count + 1, sizeof(kept->bytes[0]));
     for (size_t i = 0; i < kept->entries.count; i++) {
         struct cairn__entry *e = &kept->entries.at[i];
-        EXPECT(cairn__entries_find(&kept->entries, e->name) == e); /* no name twice */
+        EXPECT(cairn__entries_find(&kept->entries, e->name) == e); /* names are unique */
         if (e->memory) kept->bytes[i] = malloc(e->nbytes + 1);
         if (e->memory) PASS(copy_entry(state_env(of), e, kept->bytes[i], false));
         PASS(share_entry(state_env(of), e, kept->bytes[i]));
@@ -94,7 +95,7 @@ static inline char *keep_object(struct kept_object *kept, const cairn_stateful *
     return NULL;
 }
 
-/* Several objects; what kept held before is dropped. */
+/* Saves several objects, replacing the previous contents of kept. */
 static inline char *keep_state(struct kept_state *kept, const cairn_stateful *objects, size_t count) {
     drop_state(kept);
     for (size_t o = 0; o < count; o++) {
@@ -123,7 +124,7 @@ static inline char *fill_entry(struct cairn_env *env, struct cairn__entry *e, co
     return copy_entry(env, e, kept->bytes[saved - kept->entries.at], true);
 }
 
-/* Lists an object to load into. Every kept entry must be listed. */
+/* Lists the entries of an object to load into, which must be the saved ones. */
 static inline char *list_object(const struct kept_object *kept, const cairn_stateful *of,
                                 struct cairn__entries *entries) {
     *entries = (struct cairn__entries){.env = state_env(of), .object = of->ops->kind, .has = kept_has, .ctx = kept};
@@ -132,7 +133,7 @@ static inline char *list_object(const struct kept_object *kept, const cairn_stat
     return NULL;
 }
 
-/* Writes what was kept: numbers, or arrays. */
+/* Writes the saved numbers, or the saved arrays, into the entries. */
 static inline char *fill_object(const struct kept_object *kept, const cairn_stateful *of,
                                 struct cairn__entries *entries, bool numbers) {
     for (size_t i = 0; i < entries->count; i++) {
@@ -141,7 +142,7 @@ static inline char *fill_object(const struct kept_object *kept, const cairn_stat
     return NULL;
 }
 
-/* In the order of cairn_state_load. */
+/* Loads in the same order as cairn_state_load. */
 static inline char *load_all(const struct kept_state *kept, const cairn_stateful *objects,
                              struct cairn__entries *entries) {
     for (size_t o = 0; o < kept->count; o++) {
@@ -172,7 +173,7 @@ static inline bool same_entry(const struct kept_object *a, const struct kept_obj
     return x->memory ? memcmp(a->bytes[i], b->bytes[i], x->nbytes) == 0 : x->number.i64 == y->number.i64;
 }
 
-/* Every bit of the first objects. */
+/* Compares every bit of the first `count` objects. */
 static inline char *same_parts(const struct kept_state *a, const struct kept_state *b, size_t count) {
     EXPECT(a->count >= count && b->count >= count);
     for (size_t o = 0; o < count; o++) {

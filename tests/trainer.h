@@ -1,4 +1,4 @@
-/* One model in training, alone or on a rank: everything a step needs. */
+/* A model in training and everything that a step needs, with or without ddp. */
 #ifndef TESTS_TRAINER_H
 #define TESTS_TRAINER_H
 
@@ -10,11 +10,11 @@
 enum { QUICK_START_BATCH = 64, QUICK_START_IN = 1024, QUICK_START_OUT = 16 };
 
 struct trainer {
-    cairn_env *env; /* NULL where it is the ranks' */
+    cairn_env *env; /* NULL = the environment belongs to the rank's caller */
     cairn_module *model;
     cairn_optimizer *optimizer;
-    amp_context *amp; /* NULL: without */
-    ddp_context *net; /* NULL: alone */
+    amp_context *amp; /* NULL = no amp */
+    ddp_context *net; /* NULL = no ddp */
     cairn_tensor *x, *y, *loss;
 };
 
@@ -28,7 +28,7 @@ static inline void trainer_destroy(struct trainer *t) {
     cairn_env_destroy(&t->env);
 }
 
-/* The quick start: a linear layer, SGD. Numbers of seed 0 on every device. */
+/* The quick start: a linear layer with SGD. The random numbers of seed 0 are the same on every device. */
 static inline cairn_status trainer_create_quick_start(struct trainer *t, const char *device,
                                                       const struct amp_options *amp) {
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
@@ -41,7 +41,7 @@ static inline cairn_status trainer_create_quick_start(struct trainer *t, const c
     return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
 }
 
-/* Equal layers, AdamW. Where t has an environment already it is used, whatever the device. */
+/* An MLP of equal layers with AdamW. Uses t->env if it is set, and then ignores device. */
 static inline cairn_status trainer_create_mlp(struct trainer *t, const char *device, int layers, int64_t width,
                                               int64_t batch, const struct amp_options *amp) {
     cairn_status st = CAIRN_OK;
@@ -55,7 +55,7 @@ static inline cairn_status trainer_create_mlp(struct trainer *t, const char *dev
     return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
 }
 
-/* The encoder of BERT: layers of attention and feed-forward, gelu; AdamW. Tokens are numbers already: x is
+/* BERT's encoder with AdamW: layers of attention and feed-forward with gelu. The input is already embedded: x is
  * [batch, tokens, width]. Source: Devlin et al., "BERT", 2019. */
 static inline cairn_status trainer_create_encoder(struct trainer *t, const char *device, int layers, int64_t width,
                                                   int64_t heads, int64_t batch, int64_t tokens, double dropout,
@@ -78,7 +78,7 @@ static inline cairn_status trainer_create_encoder(struct trainer *t, const char 
     return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
 }
 
-/* A step as cairn_graph_capture wants one. Where y is of whole numbers they are classes. */
+/* A step, callable by cairn_graph_capture. An integer y holds class indices. */
 static inline cairn_status trainer_step(void *user) {
     struct trainer *t = user;
     cairn_zero_grad(t->optimizer);

@@ -1,11 +1,11 @@
-/* How many calls have waited for the device, or may have. */
+/* Counts the calls that have waited for the device, or may have. */
 #ifndef TESTS_WAITS_H
 #define TESTS_WAITS_H
 
 #include <dlfcn.h>
 #include <string.h>
 
-/* As tests/device/sync_shim.c counts them in front of libcudart, or the stand-in; 0 where neither does. */
+/* Returns the count of tests/device/sync_shim.c, which wraps libcudart, or of the stand-in; 0 without either. */
 static inline unsigned long long waits(void) {
     void *found = dlsym(RTLD_DEFAULT, "sync_waits");
     void *standin = found ? NULL : dlopen("libcairn_standin.so", RTLD_NOW | RTLD_NOLOAD);
