@@ -1,5 +1,5 @@
-/* Several backwards before a step, and what stands between the last of them and the step: unscaled gradients, clipping,
- * gradients and weights that the user changes. */
+/* Gradient accumulation under amp, and what a program may do between the last backward and the step: read unscaled
+ * gradients, clip, change gradients and weights. */
 #include "logged_env.h"
 #include "optim/hooks.h"
 #include "probe.h"

@@ -1,4 +1,5 @@
-/* A loss that is infinite or NaN itself: no step is taken, whatever its gradients are; and what comes after it. */
+/* A loss that is itself infinite or NaN skips the step even if its gradients are finite; and what follows the skipped
+ * step. */
 #include <math.h>
 
 #include "logged_env.h"

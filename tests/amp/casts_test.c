@@ -1,5 +1,5 @@
-/* O1's choice of types: classes by name, scopes, bans, operations in place, and the cast of a weight that is right
- * after everything that changes it. What types each operation has is in op_table_test.c. */
+/* How O1 chooses types: op classes by name, scopes, banned operations, in-place operations, and a cached weight cast
+ * that is renewed after every change of the weight. op_table_test.c tests the types of each operation. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* How often a step goes into amp, counted by the trace: once before it, once after its report. */
+/* A step calls into amp only twice, counted by trace events: once before the step and once after its report. */
 #include <string.h>
 
 #include "core/trace.h"

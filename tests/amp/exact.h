@@ -1,5 +1,5 @@
-/* Linear models whose scaled gradients are small integers times a power of two, so that every level computes them
- * without error; and plain SGD over the same numbers, in a few loops that know nothing of amp. */
+/* Linear models whose scaled gradients are small integers times a power of two, which every level computes exactly; and
+ * a reference SGD over the same numbers, in plain loops without amp. */
 #ifndef TESTS_EXACT_H
 #define TESTS_EXACT_H
 

@@ -1,4 +1,5 @@
-/* The explicit way: scale, backward, unscale, step, update, with a scaler by itself and with a context's own. */
+/* Explicit scaling: scale, backward, unscale, step, update, with a scaler without context and with a context's
+ * scaler. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

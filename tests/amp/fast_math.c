@@ -1,7 +1,6 @@
-/* A program of a user who compiles with -Ofast: its start-up makes the processor flush subnormals to zero, and its
- * isinf is always false. Built once more without that; fast_math.py holds what both print against each other. Bits are
- * printed, and infinities made, as integers. The exit status is 1 where an overflow was not found, or a clean step was
- * left out. */
+/* A user's program compiled with -Ofast: its start-up code sets flush-to-zero, and its isinf is always false.
+ * fast_math.py compares its output with that of the same program built without -Ofast. Infinities are made, and bits
+ * printed, as integers. Exits with 1 if an overflow was missed or a clean step was skipped. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* O1 with an fp8 list: products, gradients and scales by hand, on data whose sums are exact, so that bits are compared;
- * trainings; what is refused. */
+/* O1 with an fp8 list: products, gradients and scales against values computed by hand, on exactly representable data
+ * and compared bit for bit; trainings; and errors. */
 #include <math.h>
 #include <string.h>
 

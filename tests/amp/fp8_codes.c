@@ -1,5 +1,5 @@
-/* fp8_codes FORMAT DTYPE: codes of the numbers on stdin, to stdout, as cairn_fp8_encode makes them without saturating;
- * then their values as f32, by cairn_fp8_decode. FORMAT: e4m3, e5m2. */
+/* fp8_codes FORMAT DTYPE: reads numbers on stdin; writes their codes by cairn_fp8_encode, without saturation, to
+ * stdout, then the f32 values of these codes by cairn_fp8_decode. FORMAT: e4m3, e5m2. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

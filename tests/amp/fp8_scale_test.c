@@ -1,5 +1,5 @@
-/* Scales of tensors that are cast to fp8: the rules by hand, against a model over random sequences, over ranks, saved
- * and brought back. */
+/* Scales of tensors that are cast to fp8: the rules by hand, against a model over random sequences, on several ranks,
+ * saved and loaded. */
 #include <float.h>
 #include <math.h>
 

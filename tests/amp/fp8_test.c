@@ -1,6 +1,6 @@
-/* fp8 codes and values of arrays: the formats by their definition, saturation, rounding at random, arguments. Every
- * f16, bf16 and 10^7 f32 are compared with ml_dtypes in fp8_ml_dtypes.py, every row of kernels with its reference in
- * kcheck. */
+/* Encoding and decoding arrays as fp8: the formats by their definition, saturation, stochastic rounding, arguments.
+ * fp8_ml_dtypes.py compares every f16, every bf16 and 10^7 f32 with ml_dtypes; kcheck compares every kernel row with
+ * its reference. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

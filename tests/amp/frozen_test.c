@@ -1,4 +1,4 @@
-/* amp and frozen parameters: masters keep the original bits, and what is frozen skips no step. */
+/* amp and frozen parameters: masters keep the original bits, and frozen parameters never cause a skipped step. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

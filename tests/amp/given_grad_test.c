@@ -1,4 +1,5 @@
-/* A model in two parts, whose second part scales the loss and whose first one gets a gradient: as one model does. */
+/* A model in two parts gives the results of one model: the second part scales the loss, the first one runs backward
+ * from a given gradient. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

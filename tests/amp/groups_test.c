@@ -1,5 +1,5 @@
-/* Parameters that an optimizer under amp gets later, as apex's test_add_param_group.py has them; and contexts that are
- * ended and made again in one process. */
+/* Parameters added to an optimizer under amp later, as in apex's test_add_param_group.py; and amp contexts that are
+ * destroyed and created again in one process. */
 #include "probe.h"
 #include "logged_env.h"
 

@@ -1,5 +1,5 @@
-/* What amp_initialize_all, an amp_scaler and its guards leave behind where memory runs out: nothing. Every allocation
- * fails once. */
+/* amp_initialize_all, amp_scaler and its guards leave nothing behind when memory runs out: each allocation fails
+ * once. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

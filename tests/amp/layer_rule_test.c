@@ -1,4 +1,4 @@
-/* The rule of a chain's scales against a model that works in exponents alone. */
+/* The rule for the scales of a chain of layers, against a model that only computes exponents. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>

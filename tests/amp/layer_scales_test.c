@@ -1,4 +1,5 @@
-/* A chain of layers with a scale each: what it leaves as it is, what it saves from underflow, and ranks. */
+/* A chain of layers with a loss scale each: results that must not change, gradients that it saves from underflow, and
+ * several ranks. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

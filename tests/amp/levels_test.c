@@ -1,6 +1,5 @@
-/* What a level means for inputs, outputs, normalisation layers, buffers and the types a model comes with. Data are such
- * that every number is exact in both half types: results of all levels are compared bit for bit with a run without
- * amp. */
+/* What each opt level does to inputs, outputs, normalisation layers, buffers and the model's original types. Every
+ * number is exact in both half types, so the results of all levels are compared bit for bit with a run without amp. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

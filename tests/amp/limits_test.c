@@ -1,4 +1,4 @@
-/* Scaled losses at the limits: very many optimizers and losses, and every way to say it wrong. */
+/* Limits of scaled losses: very many optimizers and losses, and every wrong argument. */
 #include "probe.h"
 #include "logged_env.h"
 

@@ -1,4 +1,4 @@
-/* A test program's environment, one process on the CPU, and what is logged in it. */
+/* The environment of a test program, one process on the CPU, and its log messages. */
 #ifndef TESTS_AMP_LOGGED_ENV_H
 #define TESTS_AMP_LOGGED_ENV_H
 

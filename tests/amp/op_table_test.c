@@ -1,9 +1,9 @@
-/* The op table: what every operation computes in, gives and hands back, for f16 and bf16, under O1, in a scope of
- * autocast, in one that is off, and without either.
+/* The op table: the types in which every operation computes, returns results and returns gradients, for f16 and bf16:
+ * under O1, in an autocast scope, in a disabled scope, and without any.
  *
- * The cases are those of tests/nn, applied to f32, to half and to mixed inputs, leaves and parameters. The table below
- * says again, beside amp/ops.c, what is expected; types are read off the graph that an operation leaves, and off the
- * values of gradients. An operation that is not in the table fails. */
+ * The cases are those of tests/nn, applied to f32, half and mixed inputs, leaves and parameters. The table below states
+ * the expectations independently of amp/ops.c; actual types are read from the graph that an operation records and from
+ * the values of gradients. An operation missing from the table fails the test. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Clipping and norms of gradients for users who update themselves, against f64 copies: 1e-6, as
- * torch.nn.utils.clip_grad_norm_ and clip_grad_value_ would give for those. */
+/* Clipping and gradient norms for programs with their own update, against f64 copies, within 1e-6, with the formulas of
+ * torch.nn.utils.clip_grad_norm_ and clip_grad_value_. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

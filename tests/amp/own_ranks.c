@@ -1,6 +1,6 @@
-/* own_ranks: two ranks that are processes, with their own buffers and their own update. Rank 1 overflows once: both
- * leave the step out, and rank 0 says whose gradient it was. Then rank 1 leaves, and rank 0's next step fails instead
- * of waiting. cairn-run --nproc_per_node 2 ./own_ranks */
+/* own_ranks: two ranks as processes, with their own buffers and their own update. Rank 1 overflows once: both ranks
+ * skip the step, and rank 0 reports whose gradient it was. Then rank 1 exits, and rank 0's next step fails instead of
+ * waiting. cairn-run --nproc_per_node 2 ./own_ranks */
 #include "../check.h"
 #include <cairn/cairn.h>
 

@@ -1,6 +1,6 @@
-/* Trainers with their own buffers: parameters in the user's memory, the scale as a number, the user's own update, ranks
- * that agree. Data is exact: gradients are quarters, the scale a power of two, so that every sum and product is
- * representable. */
+/* Trainers that own their buffers: parameters in the user's memory, the scale as a number, the user's own update, ranks
+ * that agree to skip. Data is exact: gradients are multiples of 1/4 and the scale is a power of two, so that every sum
+ * and product is representable. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

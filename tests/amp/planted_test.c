@@ -1,9 +1,9 @@
-/* An infinity or a NaN in an input or a weight of every operation: wherever it reaches the loss or a gradient, no step
- * is taken, on any rank; and the operations in which it may rightly end.
+/* Plants an infinity or a NaN in an input or a weight of every operation. If it reaches the loss or a gradient, every
+ * rank skips the step; the operations that may absorb it are listed.
  *
- * The cases are those of tests/nn. Every float input that wants a gradient is a parameter, and so a weight; what is
- * planted as data is added to it. With CAIRN_TEST_SHORT in the environment each of the levels O1, O2 and O3 has one
- * half type instead of both. */
+ * The cases are those of tests/nn. Every float input that requires a gradient is a parameter, that is, a weight; a
+ * value planted as data is added to it. With CAIRN_TEST_SHORT in the environment each of the levels O1, O2 and O3 has
+ * one half type instead of both. */
 #include <math.h>
 
 #include "../ddp/parts.h"

@@ -1,4 +1,4 @@
-/* Levels as data: presets, overrides, contradictions, their log, words from a command line. */
+/* Opt levels as data: presets, overrides, contradictions, their log lines, parsing of command-line words. */
 #include <locale.h>
 #include <math.h>
 #include <setjmp.h>

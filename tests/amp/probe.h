@@ -1,4 +1,4 @@
-/* A model whose gradient is what it is given: loss = sum(x[0..3] * weight) + sum(x[4..5] * norm), so that d loss / d
+/* A model whose gradients equal its inputs: loss = sum(x[0..3] * weight) + sum(x[4..5] * norm), so that d loss / d
  * weight is x[0..3] and d loss / d norm, which belongs to a normalisation layer, is x[4..5]; exactly, at every
  * level. */
 #ifndef TESTS_PROBE_H

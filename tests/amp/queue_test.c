@@ -1,5 +1,5 @@
-/* What a step queues: the passes of the quick start's step are counted, since on a GPU each is a launch, and amp may
- * add none where nothing can have been found or somebody else has looked. */
+/* The passes that a step of the quick start queues, each of which is a launch on a GPU. amp may add none if no overflow
+ * is possible or the gradients were checked already. */
 #include "../ranks.h"
 #include "../on_gpu.h"
 #include "device/env.h"

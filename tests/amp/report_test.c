@@ -1,4 +1,4 @@
-/* What amp says of overflow and underflow. */
+/* amp's log messages about overflow and underflow. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

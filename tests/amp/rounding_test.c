@@ -1,4 +1,4 @@
-/* bf16 weights without masters, rounded at random: what that is for, and that it can be repeated. */
+/* Stochastic rounding of bf16 weights without masters: its benefit, and that runs are reproducible. */
 #include "../ranks.h"
 
 enum { IN = 1024, OUT = 16, BATCH = 64 };

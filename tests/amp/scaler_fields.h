@@ -1,4 +1,4 @@
-/* Scalers' states, compared by the fields that a state is saved by. Needs cmocka. */
+/* Compares scaler states by the fields that are saved. Needs cmocka. */
 #ifndef TESTS_AMP_SCALER_FIELDS_H
 #define TESTS_AMP_SCALER_FIELDS_H
 

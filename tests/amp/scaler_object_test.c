@@ -1,4 +1,4 @@
-/* Loss scalers as objects: made, updated, read, recorded, saved and loaded, as structs and as text. */
+/* Loss scalers as objects: created, updated, read, captured in a graph, saved and loaded, as structs and as text. */
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>

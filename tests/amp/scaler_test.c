@@ -1,6 +1,6 @@
-/* The rules of loss scalers against models of them, which are their sources line by line with a floor and a ceiling
- * that are always there: over every short sequence, and over long random ones. With CAIRN_TEST_SHORT in the environment
- * sequences have half of the floors and ceilings, and 320 000 random steps instead of a million. */
+/* The rules of loss scalers against models that follow the original sources line by line, plus a floor and a ceiling:
+ * over every short sequence, and over long random ones. With CAIRN_TEST_SHORT in the environment sequences have half of
+ * the floors and ceilings, and 320 000 random steps instead of a million. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

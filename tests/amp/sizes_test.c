@@ -1,5 +1,6 @@
-/* Programs that were compiled with structs smaller or larger than the library's: elements of arrays, in and out. The
- * structs here stand for those of another header: with fields that were not there yet, or that are to come. */
+/* Programs compiled against older or newer headers, whose structs are smaller or larger than the library's: arrays of
+ * structs, passed in and filled in. The structs below stand for those headers: without fields that came later, or with
+ * future ones. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* What amp saves, and when it refuses to: single facts, and buffers of the user's own. tests/train/resume_test.c has
- * whole trainings. */
+/* The state that amp saves, and when saving is an error: single facts, and user-owned buffers.
+ * tests/train/resume_test.c tests whole trainings. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

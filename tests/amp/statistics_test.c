@@ -1,4 +1,4 @@
-/* What scalers whose rules look at gradients see of them: with every level, over ranks, and in whole trainings. */
+/* The gradient statistics that some scaler rules use: at every level, on several ranks, and in whole trainings. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

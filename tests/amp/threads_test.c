@@ -1,5 +1,5 @@
-/* Two trainings in two threads of one process, each in an environment of its own, give the bits that each gives alone:
- * with a pool of threads that they share, at every level, with overflow, several losses and clipping. */
+/* Two trainings in two threads of one process, each with its own environment and both on one thread pool, give the same
+ * bits as each training alone: at every level, with overflow, several losses and clipping. */
 #include <pthread.h>
 
 #include "exact.h"

@@ -1,4 +1,4 @@
-/* One process trains: levels, casts, masters, overflow and what it leaves untouched. */
+/* Training in one process: levels, casts, masters, and overflow, which leaves everything unchanged. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

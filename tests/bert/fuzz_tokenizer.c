@@ -1,9 +1,9 @@
-/* Any bytes as text and pair, with any options, and any bytes as a vocabulary. Beside what sanitizers see: tokens are
- * in the vocabulary, in order and within their text; limits hold; a text cut to n tokens has the first n of the whole;
- * and encoding twice gives the same.
+/* Arbitrary bytes as a text or pair, with arbitrary options, and arbitrary bytes as a vocabulary. Checks beyond the
+ * sanitizers': tokens are in the vocabulary, in order and within their text; limits hold; a text cut to n tokens has
+ * the first n tokens of the uncut text; and encoding twice gives the same result.
  *
- * Input: a byte of switches, one of kind and truncation, max_length, and the texts with 0xfe 0xff between; or, with the
- * highest switch, a vocabulary. */
+ * Input: a byte of switches, a byte of kind and truncation, max_length, and the texts separated by 0xfe 0xff; or a
+ * vocabulary if the highest switch is set. */
 #include "../fuzz.h"
 
 #include <stdbool.h>

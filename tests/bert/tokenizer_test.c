@@ -1,5 +1,5 @@
-/* The tokenizer of examples/bert, with what it gives written out. Unless a comment says otherwise, Hugging Face's
- * `tokenizers` 0.23.3 gave the same; test_tokenizer.py compares many texts with it where it is installed. */
+/* The tokenizer of examples/bert against literal results. Unless a comment says otherwise, Hugging Face's `tokenizers`
+ * 0.23.3 gives the same; test_tokenizer.py compares many texts with it if it is installed. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>

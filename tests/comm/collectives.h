@@ -1,5 +1,5 @@
-/* What include/cairn/dist.h promises of every backend, bit by bit: one suite for all of them, run by every rank of a
- * group at once, be the ranks threads, processes, or processes of mpirun. */
+/* One suite that checks the promises of include/cairn/dist.h bit by bit on every backend. Every rank of a group runs it
+ * at the same time; ranks may be threads, processes, or processes of mpirun. */
 #ifndef TESTS_DIST_COLLECTIVES_H
 #define TESTS_DIST_COLLECTIVES_H
 

@@ -1,12 +1,12 @@
-/* The suite of collectives.h with ranks as processes: a rank under any launcher, or --spawn N ranks of its own. The
- * backend is CAIRN_BACKEND's.
+/* The suite of collectives.h with ranks as processes: one rank under any launcher, or with --spawn N all ranks.
+ * CAIRN_BACKEND chooses the backend.
  *
  * usage: collectives_rank [--spawn N] suite [WORD] | mismatch NAME | loop [SECONDS]
  *
  * suite      the cases whose names contain the word, or all; every rank prints the backend
- * mismatch   rank 1 differs, and all are to fail and print why; where NAME is none, the names are printed
- * loop       until something fails, which is printed; or, so that nothing is left running, until SECONDS (60) are over.
- *            SIGUSR1 makes it exit with 9 */
+ * mismatch   rank 1 calls something else; all ranks must fail and print why. An unknown NAME prints the names
+ * loop       repeats until something fails and prints the error; ends after SECONDS (60), so that nothing is left
+ *            running. SIGUSR1 makes it exit with 9 */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The suite of collectives.h on one backend, with ranks as threads; and its ranks that disagree.
+/* The suite of collectives.h, and its cases of ranks that disagree, on one backend with ranks as threads.
  *
  * usage: collectives_test shm | gloo [WORD]    (only the cases whose names contain the word)
  *

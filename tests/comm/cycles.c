@@ -1,8 +1,8 @@
-/* A rank that makes and ends environments and groups, again and again, and says what that leaves.
+/* A rank that repeatedly creates and destroys environments and groups and prints what they leave behind.
  *
  * usage: cycles COUNT [PORT]
  *
- * PORT: of a store of rank 0's own, in which the ranks meet; else they meet in the launcher's at MASTER_PORT. After the
+ * PORT: ranks meet at a store that rank 0 opens there; without it, at the launcher's store at MASTER_PORT. After the
  * first cycle, half-way and at the end each rank prints "rank 0 after 50: 81920 bytes, 12288 KiB, 5 files, 9 keys":
  * allocated, address space, open, in the store. */
 #include <dirent.h>

@@ -1,5 +1,5 @@
-/* Ranks that wait for each other in different groups of a family fail at once if neither can go on, and never if they
- * can. */
+/* Ranks that wait for each other in different groups of a family fail at once if neither can progress, and never fail
+ * if they can. */
 #include "group_ranks.h"
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* What an engine of a test is made with: a store of this process, the loopback interface. */
+/* Options for an engine in a test: a store in this process, the loopback interface. */
 #ifndef CAIRN__TESTS_ENGINE_OPTIONS_H
 #define CAIRN__TESTS_ENGINE_OPTIONS_H
 

@@ -1,5 +1,6 @@
-/* A communication library whose ranks are threads and whose device is the CPU: what comm/nccl asks of one, no more, as
- * awkwardly as it may be. Streams run in order; what ranks do not give in the same order never runs. */
+/* A fake communication library whose ranks are threads and whose device is the CPU. It does exactly what comm/nccl
+ * requires, in the most awkward way allowed. Streams run in order; collectives that ranks issue in different orders
+ * never run. */
 #ifndef TESTS_DIST_FAKE_COMM_H
 #define TESTS_DIST_FAKE_COMM_H
 

@@ -1,5 +1,5 @@
-/* Ranks as processes that die, stop, never come, or live on other machines: the others must say so, soon and by name,
- * and nothing may stay behind. */
+/* Ranks as processes that die, stop, never start, or are on other machines: the other ranks must report it soon and
+ * name the rank, and nothing may be left behind. */
 #include "group_processes.h"
 
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
-/* Children of ranks: what they may not do, in a sentence and without a wait, and that their parents notice nothing.
+/* Forked children of ranks: forbidden calls fail at once with a message, and the parents are not affected.
  *
- * usage: fork_test BACKEND [rank]    (one of two ranks of a launcher) */
+ * usage: fork_test BACKEND [rank]    (rank: run as one of two ranks of a launcher) */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

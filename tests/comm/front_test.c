@@ -1,5 +1,5 @@
-/* The front of process groups, whatever the backend: arguments, groups made from groups, waiting in several of them at
- * once, giving up. Ranks are threads on shm; a rank alone is on self. */
+/* The backend-independent front of process groups: arguments, subgroups, waiting in several groups at once, abort.
+ * Ranks are threads on shm; a single rank is on self. */
 #include "group_ranks.h"
 
 #include <math.h>

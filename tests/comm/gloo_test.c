@@ -1,7 +1,7 @@
-/* The gloo engine alone: ranks as threads that move bytes over the loopback interface. A rank reports by EXPECT, which
- * returns a sentence; run_ranks fails the test with the first. With CAIRN_TEST_SHORT in the environment a group meets
- * among strangers of a kind 5 times instead of 20, a thread of gloo's throws 8 times instead of 30, and 8 ranks
- * exchange no megabytes. */
+/* The gloo engine by itself: ranks are threads that exchange bytes over the loopback interface. A rank checks with
+ * EXPECT, which returns a message; run_ranks fails the test with the first one. With CAIRN_TEST_SHORT in the
+ * environment a group meets among strangers of a kind 5 times instead of 20, a thread of gloo's throws 8 times instead
+ * of 30, and 8 ranks exchange no megabytes. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

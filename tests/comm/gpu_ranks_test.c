@@ -1,8 +1,7 @@
-/* Ranks with a GPU each, on real NCCL or on the stand-in for it: two where the machine has two GPUs, otherwise one
- * alone.
+/* Ranks with one GPU each, on NCCL or on the stand-in: two ranks if the machine has two GPUs, otherwise one.
  *
- * usage: gpu_ranks_test [required | fails | hangs]    (without a word it ends with 77 where there is no GPU; fails,
- * hangs: what the stand-in was told to do to rank 1's collective) */
+ * usage: gpu_ranks_test [required | fails | hangs]    (without a word: exits with 77 if there is no GPU;
+ *        fails, hangs: CAIRN_STANDIN_NCCL_FAIL or _HANG makes rank 1's collective do that) */
 #include <math.h>
 
 #include "../mlp.h"

@@ -1,4 +1,4 @@
-/* What a rank of a group runs, be it a thread or a process. */
+/* The function that a rank of a group runs, as a thread or as a process. */
 #ifndef TESTS_DIST_GROUP_FN_H
 #define TESTS_DIST_GROUP_FN_H
 

@@ -1,4 +1,5 @@
-/* Ranks as processes of one test, forked before it has threads, which meet at the test's store and end with it. */
+/* Runs ranks as processes, forked before the test starts threads. They meet at the test's store and end with the
+ * test. */
 #ifndef TESTS_DIST_GROUP_PROCESSES_H
 #define TESTS_DIST_GROUP_PROCESSES_H
 

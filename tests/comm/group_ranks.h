@@ -1,5 +1,5 @@
-/* Ranks as threads at the level of a group: what the tests of src/comm share. A rank reports by EXPECT, which returns a
- * sentence; run_group fails the test with the first. */
+/* Runs ranks as threads that have a group but no environment; shared by the tests of src/comm. A rank checks with
+ * EXPECT, which returns a message; run_group fails the test with the first one. */
 #ifndef TESTS_DIST_GROUP_RANKS_H
 #define TESTS_DIST_GROUP_RANKS_H
 

@@ -1,5 +1,5 @@
-/* Groups of shm from outside: steady states, leaving, staying away, arguments. What every collective gives is the
- * suite's of collectives.h. */
+/* shm groups through their public calls: steady states, ranks that leave or never come, arguments. The suite of
+ * collectives.h tests the results of collectives. */
 #include "group_ranks.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Sums in two levels: ranks that are threads, on machines that are names, over the engine of tests. With
- * CAIRN_TEST_SHORT in the environment each layout and each length but the first has one type, not all, by turns. */
+/* Two-level sums: ranks are threads with made-up machine names, over the fake engine. With CAIRN_TEST_SHORT in the
+ * environment each layout and each length but the first has one type, not all, by turns. */
 #include "machines.h"
 
 #include <poll.h>

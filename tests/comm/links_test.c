@@ -1,4 +1,4 @@
-/* Connections between the ranks of a group, made through its store, and strangers who know the protocol. */
+/* Connections between the ranks of a group, established through its store, and strangers that speak the protocol. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-/* Ranks on several machines, as far as Cairn knows. The program is linked with -Wl,--wrap=cairn__var. */
+/* Makes Cairn believe that ranks are on several machines. Link the program with -Wl,--wrap=cairn__var. */
 #ifndef TESTS_COMM_MACHINES_H
 #define TESTS_COMM_MACHINES_H
 

@@ -1,5 +1,5 @@
-/* Ranks as processes, one of which fails at a random moment of what all do; the others end by themselves, and what they
- * saw is judged. Parent and ranks share a board. */
+/* Runs ranks as processes, one of which fails at a random moment of the common program; the other ranks end by
+ * themselves, and the test judges their errors. Parent and ranks share a board in shared memory. */
 #ifndef TESTS_COMM_MOMENTS_H
 #define TESTS_COMM_MOMENTS_H
 

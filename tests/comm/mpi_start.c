@@ -1,12 +1,12 @@
-/* A rank of mpirun in which a signal comes while it starts MPI.
+/* A rank of mpirun that receives a signal while it initializes MPI.
  *
  * usage: mpi_start RANK SIGNAL MS [copy | late | fail]
  *
- * MS milliseconds after the rank's call of MPI_Init_thread the signal comes. Every rank creates an environment, adds
- * up a number, and says why it could not.
+ * The signal arrives MS milliseconds after rank RANK has called MPI_Init_thread. Every rank creates an environment,
+ * sums a number over ranks, and prints why if it cannot.
  *
- * copy  the signal comes when the rank copies MPI_COMM_WORLD instead; all ranks that fail exit with 0
- * late  no signal: the rank's MPI_Init takes so long, and a rank that fails tries again once it has returned
+ * copy  the signal arrives when the rank duplicates MPI_COMM_WORLD instead; ranks that fail exit with 0
+ * late  no signal: the rank's MPI_Init takes MS milliseconds, and a rank that fails tries again once it has returned
  * fail  no signal: MPI_Init fails on every rank */
 #include <mpi.h>
 #include <pthread.h>

@@ -1,20 +1,20 @@
-/* A program that speaks MPI itself, beside a group of Cairn's.
+/* A program that uses MPI itself, next to a group of Cairn.
  *
  * usage: mpi_user beside | single | serialized | turned | other-size | after-finalize | twice | forgets |
  *        forgets-work | leaves | singleton | stops-0 | stops-1
  *
- * beside          calls MPI_Init and MPI_Finalize, and has messages of its own under way that would take any tag
+ * beside          calls MPI_Init and MPI_Finalize, and keeps its own receives for any tag in flight
  * single          the same with MPI_THREAD_SINGLE, and aborts the group from another thread
  * serialized      the same with MPI_THREAD_SERIALIZED, from the thread that made the group, while another waits
- * turned          Cairn's ranks are in the other order than MPI's
- * other-size      Cairn is told one rank less than MPI has
- * after-finalize  makes an environment after MPI_Finalize
- * twice           makes an environment after another
+ * turned          Cairn's ranks are in the reverse order of MPI's
+ * other-size      Cairn is configured with one rank less than MPI has
+ * after-finalize  creates an environment after MPI_Finalize
+ * twice           creates a second environment after destroying the first
  * forgets         returns from main without cairn_env_destroy
- * forgets-work    the same in the midst of a receive
- * leaves          rank 1 ends its environment while rank 0 waits for it
- * stops-0, -1     the rank is stopped when all are about to end their environments
- * singleton       calls MPI_Init, where no MPI launcher may have started it */
+ * forgets-work    the same during a receive
+ * leaves          rank 1 destroys its environment while rank 0 waits for it
+ * stops-0, -1     the rank is stopped (SIGSTOP) when all are about to destroy their environments
+ * singleton       calls MPI_Init, possibly without an MPI launcher */
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
-/* What nccl groups do around their library: the fake one of fake_comm.h stands in for it, with ranks as threads. With
- * CAIRN_TEST_SHORT in the environment the suite runs on 1, 2 and 3 ranks, without it on 4 and 8 as well. */
+/* The logic of nccl groups, over the fake library of fake_comm.h with ranks as threads. With CAIRN_TEST_SHORT in the
+ * environment the suite runs on 1, 2 and 3 ranks, without it on 4 and 8 as well. */
 #include "group_ranks.h"
 
 #include <sched.h>

@@ -1,4 +1,5 @@
-/* Last words: what the error of a rank says once the others have left theirs, some have not, or the store has gone. */
+/* Failure notes in the store: the error message of a rank once all other ranks have left their notes, only some have,
+ * or the store is gone. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

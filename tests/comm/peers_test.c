@@ -1,5 +1,5 @@
-/* Ranks as threads that meet in a hash store, and choose a backend: who they are, who stays away, who must not be
- * there. The machine that a thread says it is on, and what its build can, are the test's. */
+/* Ranks as threads that meet in a hash store and choose a backend: peers, missing ranks, intruders. The test sets each
+ * rank's machine name and the backends of its build. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,9 +1,9 @@
-/* Ranks that are killed, stopped or end by themselves at random moments of creation, of any collective, message or
- * allocation: the others return an error in time, on shm with the victim's number, and nothing is left behind.
+/* Ranks are killed, stopped or exit at random moments of group creation, collectives, messages or allocations: the
+ * others return an error in time, on shm with the victim's rank, and nothing is left behind.
  *
  * usage: random_faults_test shm | gloo MOMENTS [SEED [FIRST]]
- *        FIRST: the number of the first one, 0 if not given; CAIRN_TEST_FAULTS in the environment overrides MOMENTS;
- *        with CAIRN_TEST_MACHINES=aab ranks are on machines of these names, and each second moment is of long sums */
+ *        FIRST: number of the first moment (0); CAIRN_TEST_FAULTS in the environment overrides MOMENTS; with
+ *        CAIRN_TEST_MACHINES=aab ranks are on machines of these names, and every second moment is during long sums */
 #include "machines.h"
 #include "moments.h"
 

@@ -1,6 +1,6 @@
-/* Sums in pieces, where ranks outnumber processors: the pieces fit, sums are those of rank order, and ranks that end or
- * stop with others' pieces in hand are reported. What ranks take of each other is forced here, whatever the machine
- * has. */
+/* Sums in pieces, which ranks take over from each other when there are more ranks than processors: the pieces cover the
+ * array, sums have rank order, and ranks that exit or stop while they hold others' pieces are reported. The test forces
+ * the takeovers on any machine. */
 #include "group_processes.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* What is shm's own: bounces and their seams, rings, families of groups, abort, and that nothing is left of any of
- * them. What every backend must do is in collectives_test.c. With CAIRN_TEST_SHORT in the environment arrays lie at the
- * seams of blocks on 1, 2, 3 and 5 ranks instead of 1 to 5, and there in a quarter of the places. */
+/* Specific to shm: bounce buffers and their seams, rings, families of groups, abort, and no leftovers.
+ * collectives_test.c tests what every backend must do. With CAIRN_TEST_SHORT in the environment arrays lie at the seams
+ * of blocks on 1, 2, 3 and 5 ranks instead of 1 to 5, and there in a quarter of the places. */
 #include "group_processes.h"
 #include "group_ranks.h"
 

@@ -1,5 +1,5 @@
-/* Groups made from groups, with ranks as threads on shm: who is in them, what they give, how their creation fails on
- * every rank alike, and waiting in several of them at once. */
+/* Subgroups, with ranks as threads on shm: members, results, creation that fails equally on every rank, and waiting in
+ * several groups at once. */
 #include "group_ranks.h"
 #include "../failing_alloc.h"
 

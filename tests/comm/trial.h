@@ -1,10 +1,10 @@
-/* One collective, or one message, on exactly predictable numbers: laid out, issued, compared with its definition bit by
- * bit.
+/* Runs one collective, or one message, on exactly predictable numbers and compares the result with its definition bit
+ * by bit.
  *
- * Numbers are integers that every type holds exactly, and so are their combinations over 8 ranks: sums of [-5, 5] stay
- * within [-40, 40], products of 1, -1, 2, -2 within [-256, 256]; an average is one division and one rounding, and is
- * asked for exactly that. They repeat after a prime, so that long arrays are laid out and compared by memcpy and
- * memcmp. */
+ * Inputs are integers that every type holds exactly, and so are their combinations over 8 ranks: sums of [-5, 5] stay
+ * within [-40, 40], products of 1, -1, 2, -2 within [-256, 256]; an average is one division and one rounding and is
+ * expected to be exactly that. Inputs repeat with a prime period, so that long arrays are filled and compared by memcpy
+ * and memcmp. */
 #ifndef TESTS_DIST_TRIAL_H
 #define TESTS_DIST_TRIAL_H
 

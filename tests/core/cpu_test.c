@@ -1,4 +1,4 @@
-/* CAIRN_CPU. The set is fixed at the first call, so each case asks in a child of its own. */
+/* CAIRN_CPU. The set is fixed at the first call, so each case runs in its own child process. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

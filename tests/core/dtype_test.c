@@ -1,4 +1,4 @@
-/* The table of element types, and what is promised of the half types. kcheck goes through all their values. */
+/* The table of element types, and the promises about the half types. kcheck walks all their values. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* The hash against its authors' values. Source: http://www.isthe.com/chongo/src/fnv/test_fnv.c. */
+/* The hash function against its authors' test values. Source: http://www.isthe.com/chongo/src/fnv/test_fnv.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

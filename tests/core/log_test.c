@@ -1,4 +1,4 @@
-/* The log's filter and its two sinks. CAIRN_LOG is read once, so each case runs in a child of its own. */
+/* The log's filter and its two sinks. CAIRN_LOG is read once, so each case runs in its own child process. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The name that somebody meant. */
+/* "Did you mean": the nearest name to a misspelt one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

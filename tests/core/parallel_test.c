@@ -1,5 +1,5 @@
-/* The pool of threads: every item once, in pieces that do not depend on the number of threads, from wherever it is
- * called. With --bench: what one call costs beside its work. */
+/* The thread pool: it processes each item once, in pieces that do not depend on the number of threads, from any calling
+ * thread. With --bench: the overhead of one call. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

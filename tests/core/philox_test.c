@@ -1,4 +1,4 @@
-/* Philox against the vectors of its authors, and the distributions made of it against libm and their moments. */
+/* Philox against its authors' test vectors, and the distributions derived from it against libm and their moments. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

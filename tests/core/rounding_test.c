@@ -1,4 +1,4 @@
-/* The compiler, with the flags that everything is built with, leaves no rounding out. */
+/* With the flags of the build, the compiler omits no rounding. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

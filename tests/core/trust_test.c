@@ -1,4 +1,4 @@
-/* Who else could write a file. */
+/* Detecting who other than the user can write a file. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The environment: strict parsing, and the table of what is read. */
+/* Environment variables: strict parsing, and the table of variables. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

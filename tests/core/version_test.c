@@ -1,4 +1,4 @@
-/* The version at run time: run with the shared library and with the archive. */
+/* The version at run time, with the shared and with the static library. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Ranks as threads: a message is a piece of memory in a list, under one lock. Transfers are taken apart into messages
- * from rank to rank, and what arrives when is drawn at random. */
+/* Ranks are threads; a message is a block of memory in a list, under one lock. Transfers are split into messages
+ * between ranks, and a random generator decides when each arrives. */
 #include "engine.h"
 
 #include <pthread.h>

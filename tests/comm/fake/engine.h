@@ -1,7 +1,7 @@
-/* An engine whose ranks are threads of one process, in a module of its own that calls itself gloo's: what the exchange
- * asks of an engine, no more, and as awkwardly as it may be. The second table of the module, its kind "fake engine", is
- * how a test says what shall go wrong; without it FAKE_ENGINE_SEED in the environment is the seed, and sends are late
- * where it is odd. */
+/* A fake engine whose ranks are threads of one process, in a module that claims to be gloo's. It does exactly what the
+ * exchange requires of an engine, in the most awkward way allowed. A test injects faults through the module's second
+ * table, of kind "fake engine"; without that, FAKE_ENGINE_SEED in the environment is the seed, and sends are late if it
+ * is odd. */
 #ifndef TESTS_DIST_FAKE_ENGINE_H
 #define TESTS_DIST_FAKE_ENGINE_H
 
