@@ -5,10 +5,10 @@
  *   tokenize --unassigned                             prints utf8proc's Unicode version and its unassigned ranges
  *
  * Options: lower, strip, chinese, special (0 or 1), max_length, truncation (1 to 3), pad_to.
- * A request is two i32, the number of bytes of each text (-1 = no second text), followed by these bytes. An answer is "id type mask begin end
- * begin end" for each token, separated by ',', with offsets in characters and then in bytes; or "! " and the error
- * message. --time encodes all requests N times and prints the processor time of each pass in seconds, and the sum of
- * all ids. */
+ * A request is two i32, the number of bytes of each text (-1 = no second text), followed by these bytes. An answer is
+ * "id type mask begin end begin end" for each token, separated by ',', with offsets in characters and then in bytes; or
+ * "! " and the error message. --time encodes all requests N times and prints the processor time of each pass in
+ * seconds, and the sum of all ids. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

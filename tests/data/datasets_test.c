@@ -1,4 +1,4 @@
-/* Datasets that come with Cairn, and how examples of different lengths become a batch. */
+/* Cairn's built-in datasets, and collating examples of different lengths into a batch. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

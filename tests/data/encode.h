@@ -1,5 +1,5 @@
-/* Pictures for tests, as bytes: JPEGs and PNGs of every kind by the libraries' own writers, which end the program where
- * something fails. Include after check.h. */
+/* Encodes test pictures as JPEG or PNG of every kind with libjpeg's and libpng's writers, which exit the program on
+ * error. Include after check.h. */
 #ifndef TESTS_DATA_ENCODE_H
 #define TESTS_DATA_ENCODE_H
 

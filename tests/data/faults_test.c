@@ -1,6 +1,6 @@
-/* Loaders under random faults: a file that is cut and mended while workers read it, examples that fail now and then,
- * samplers that move, loaders that end and begin in the middle. What is handed out has the right bits; what fails names
- * an example of the batch that is at fault; and nothing is lost.
+/* Loaders under random faults: a file that is truncated and restored while workers read it, examples that fail
+ * sometimes, samplers that are repositioned, loaders that are destroyed and created mid-epoch. Batches have the right
+ * bits; an error names a failing example of the batch; and no example is lost.
  *
  *   faults_test [ROUNDS [SEED]] */
 #include <setjmp.h>

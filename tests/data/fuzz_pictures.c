@@ -1,5 +1,5 @@
-/* Bytes that are decoded as a picture, with a limit on pixels, strictly and leniently: each is a picture or a sentence
- * that names it, and nothing is left behind. fuzz.h says how it is run. */
+/* Arbitrary bytes decoded as a picture, with a limit on pixels, strictly and leniently: the result is a picture or an
+ * error that names it, and nothing leaks. fuzz.h shows how to run it. */
 #include "../fuzz.h"
 
 #include "cairn/pictures.h"

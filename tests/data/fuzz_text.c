@@ -1,5 +1,5 @@
-/* Any bytes as a file of text beside any bytes as its index: refused with a sentence, or every record is read or
- * refused with one. The first byte chooses the options, the second how much of the rest is the index. */
+/* Arbitrary bytes as a text file with arbitrary bytes as its index: opening fails with a message, or every record is
+ * read or fails with one. The first byte chooses the options, the second how much of the rest is the index. */
 #include <fcntl.h>
 #include <stdbool.h>
 #include <sys/mman.h>

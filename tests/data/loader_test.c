@@ -1,5 +1,4 @@
-/* Loaders: batches of every number of workers against what the sampler and the dataset say, one example after the
- * other. */
+/* Loaders: with any number of workers, batches equal the sampler's order read from the dataset example by example. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-/* Prints type, shape and the sum of bytes of .npy files, for test_npy.py; of a file that is refused the sentence. */
+/* Prints type, shape and byte sum of .npy files, or the error message, for test_npy.py. */
 #include <cairn/cairn.h>
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* .npy files: those that numpy writes, byte by byte, and broken ones. */
+/* Reading .npy files: literal bytes as numpy writes them, and broken files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Folders of pictures by class: their order, what is refused, and their batches. */
+/* Picture folders with one subfolder per class: order, errors, and batches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

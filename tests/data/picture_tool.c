@@ -1,4 +1,4 @@
-/* Does what lines of its input say, and prints a line for each: "ok HEIGHT WIDTH", or what went wrong.
+/* Executes the commands on its input, one per line, and prints a line for each: "ok HEIGHT WIDTH", or the error.
  *
  *   decode PATH OUT
  *   resize PATH OUT TOP LEFT HEIGHT WIDTH NEW_HEIGHT NEW_WIDTH
@@ -6,7 +6,7 @@
  *   train PATH OUT SIZE SEED EPOCH INDEX        u8 values, "ok TOP LEFT HEIGHT WIDTH MIRRORED"
  *   list FOLDER OUT                             a line "CLASS PATH" a picture; the numbers of pictures and classes
  *
- * Paths have no spaces. OUT has the pixels, without a head. */
+ * Paths have no spaces. OUT receives the raw pixels without a header. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

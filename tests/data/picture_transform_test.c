@@ -1,4 +1,4 @@
-/* What is cut out of pictures: boxes, resizing, values. test_pictures.py compares with Pillow. */
+/* Transforms of pictures: crop boxes, resizing, values. test_pictures.py compares with Pillow. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

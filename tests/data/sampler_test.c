@@ -1,4 +1,4 @@
-/* Samplers, from outside: what all ranks together see, for every small dataset. */
+/* Samplers: the indices that all ranks together see, for every small dataset size. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

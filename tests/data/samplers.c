@@ -1,4 +1,4 @@
-/* Prints what samplers hand out, a line a rank and epoch, for test_samplers.py:
+/* Prints the indices that samplers return, one line per rank and epoch, for test_samplers.py:
  * n size rank drop_last shuffle seed epoch: indices */
 #include <cairn/cairn.h>
 

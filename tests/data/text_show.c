@@ -1,5 +1,4 @@
-/* Prints the records of a file as test_text.py compares them: the bytes of sentence1 and sentence2 in hex, and the
- * label. */
+/* Prints the records of a file for test_text.py: the bytes of sentence1 and sentence2 in hex, and the label. */
 #include <cairn/cairn.h>
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Text by lines: MNLI's own form, GLUE's, what stands between, and the index. */
+/* Text datasets of one record per line: MNLI's format, GLUE's, malformed lines, and the index. */
 #include <setjmp.h>
 #include <fcntl.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
-/* How long a step waits for its batch: with a reader twice as fast as the step, under 2 % of the time. Times are slept,
- * and batches are small, so that a machine with other work shows what the loader does and not who has the processors.
- * On a machine so busy that sleeping readers are not twice as fast a try says nothing; one of five has to. */
+/* The time that a step waits for its batch: under 2 % if the reader is twice as fast as the step. Reader and step
+ * sleep, and batches are small, so that the result depends on the loader and not on the machine's load. On a machine so
+ * busy that sleeping readers are not twice as fast a try does not count; one of five tries has to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -1,8 +1,8 @@
-/* Apex's own tests of parallel training: gradients that are read before they are whole, or overwritten before they are
- * sent, and masters that drift from their weights.
+/* apex's own tests of data-parallel training: gradients that are read before they are complete, or overwritten before
+ * they are sent, and masters that diverge from their weights.
  *
- * Source: apex at 25.04, tests/distributed/DDP/ddp_race_condition_test.py and tests/distributed/amp_master_params,
- * whose models and forms are taken over, for any number of ranks, and whose tolerances are not. */
+ * Source: apex at 25.04, tests/distributed/DDP/ddp_race_condition_test.py and tests/distributed/amp_master_params, with
+ * the same models and structure, for any number of ranks, but exact instead of within a tolerance. */
 #include "../mlp.h"
 #include "../on_gpu.h"
 #include "../ranks.h"

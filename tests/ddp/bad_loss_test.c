@@ -1,5 +1,5 @@
-/* Losses that are infinite or NaN on one rank, with gradients that are not: every rank skips the step, and all say
- * whose loss it was. */
+/* A loss that is infinite or NaN on one rank, with finite gradients: every rank skips the step and reports whose loss
+ * it was. */
 #include <math.h>
 
 #include "../kept_log.h"

@@ -1,4 +1,5 @@
-/* The ways in which gradients travel: options, hooks, splitting, planning anew, and what happens where a rank fails. */
+/* The ways in which ddp reduces gradients: options, comm hooks, splitting, rebuilt buckets, and what happens when a
+ * rank fails. */
 #include <stdatomic.h>
 #include <math.h>
 

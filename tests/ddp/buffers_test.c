@@ -1,5 +1,4 @@
-/* Rank 0's buffers go to all before a forward that follows a training forward with synchronisation, and in one
- * collective. */
+/* Rank 0's buffers are broadcast, in one collective, before a forward that follows a synchronised training forward. */
 #include "parts.h"
 
 enum { N = 5, BUFFERS = 4 };

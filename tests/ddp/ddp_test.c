@@ -1,4 +1,5 @@
-/* Several ranks train one model: equal bits everywhere, the whole batch's result, one decision about overflow. */
+/* Several ranks train one model: all ranks have equal bits, the result is that of the whole batch, and all ranks make
+ * the same overflow decision. */
 #include <math.h>
 
 #include "../mlp.h"

@@ -1,4 +1,4 @@
-/* Ranks that disagree: all of them fail, soon, with the parameter's name and both ranks' values. */
+/* Ranks whose models or options differ: all ranks fail soon, with the parameter's name and both ranks' values. */
 #include "../mlp.h"
 #include "../ranks.h"
 #include "../trainer.h"

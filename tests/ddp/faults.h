@@ -1,4 +1,4 @@
-/* The training that faults strike: an MLP at O2 under Adam, over ddp as each test makes it. */
+/* The training of the fault tests: an MLP at O2 with Adam; each test creates its ddp context. */
 #ifndef TESTS_DDP_FAULTS_H
 #define TESTS_DDP_FAULTS_H
 

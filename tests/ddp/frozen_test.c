@@ -1,4 +1,5 @@
-/* Parameters that are frozen and thawed while ranks train: bits, bytes and memory, and ranks that differ. */
+/* Parameters that are frozen and thawed while ranks train: result bits, bytes sent, memory, and ranks that freeze
+ * different parameters. */
 #include "../on_gpu.h"
 #include "device/device.h"
 #include "parts.h"

@@ -1,5 +1,5 @@
-/* A model whose gradients are its inputs: the loss is the sum of the products of each parameter and an input of its
- * shape. Weights are 0, and so is the loss. */
+/* A model whose gradients equal its inputs: the loss sums the products of each parameter and an input of the same
+ * shape. All weights are 0, and so is the loss. */
 #ifndef TESTS_DDP_GIVEN_GRADS_H
 #define TESTS_DDP_GIVEN_GRADS_H
 

@@ -1,5 +1,5 @@
-/* Uneven inputs: whoever runs out of them first, all ranks hold equal bits after every step, and what they hold is what
- * one process computes from the batches there were. */
+/* Uneven inputs: whichever rank runs out first, all ranks have equal bits after every step, and these are the bits that
+ * one process computes from all batches. */
 #include <math.h>
 
 #include "../kept_log.h"

@@ -1,5 +1,5 @@
-/* What lighter communication costs a training: a net of three layers learns a rule on four ranks, by the plain
- * all-reduce and by hooks that send less. Prints a table, which docs/ddp.md has. */
+/* How compressed communication affects learning: a three-layer net learns a rule on four ranks with the plain
+ * all-reduce and with comm hooks that send less. Prints the table of docs/ddp.md. */
 #include <math.h>
 
 #include "../ranks.h"

@@ -1,4 +1,4 @@
-/* Post-local SGD: gradients are whole numbers and rates powers of two, so that every weight is exact. */
+/* Post-local SGD. Gradients are integers and learning rates powers of two, so that every weight is exact. */
 #include "../failing_alloc.h"
 #include "../on_gpu.h"
 #include "../state_in_memory.h"

@@ -1,4 +1,5 @@
-/* no_sync and apex's Reducer: what stays on a rank is added to what is reduced, as if there had been one backward. */
+/* no_sync and apex's Reducer: unsynced gradients are added to the next reduced one, as if there had been a single
+ * backward. */
 #include <math.h>
 
 #include "../plant.h"

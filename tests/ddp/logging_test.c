@@ -1,4 +1,4 @@
-/* The numbers users tune by: times of an iteration, as the reducer records them, and what is computed from them. */
+/* ddp's logging data: the times of an iteration that the reducer records, and the figures derived from them. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
-/* What data parallelism costs in memory: gradients lie in the memory that is reduced, and nowhere else.
+/* Memory of data parallelism: gradients are stored in the buckets that are reduced and nowhere else.
  *
- * Measured are all blocks that a rank's thread gets from Cairn's allocator (the test's aligned_alloc stands in front of
- * the C library's), none given back counted off, and the memory files that the process maps. */
+ * The test measures every block that a rank's thread gets from Cairn's allocator (it replaces the C library's
+ * aligned_alloc), without subtracting freed ones, and the memory files that the process maps. */
 #include <stdlib.h>
 
 void *aligned_alloc(size_t align, size_t nbytes);

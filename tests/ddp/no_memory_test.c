@@ -1,4 +1,4 @@
-/* Wherever one rank runs out of memory all ranks fail, and have what they had before. */
+/* Whichever allocation fails on one rank, all ranks return an error and keep their previous state. */
 #include "../failing_alloc.h"
 #include "parts.h"
 

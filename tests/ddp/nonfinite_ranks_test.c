@@ -1,4 +1,4 @@
-/* The message about a skipped step names the ranks whose own gradients were not finite, equally on every rank. */
+/* On every rank the message about a skipped step names the ranks whose own gradients were not finite. */
 #include <math.h>
 
 #include "../kept_log.h"

@@ -1,10 +1,10 @@
-/* Overlap is real: over a link of 1 GB/s most of the communication of an MLP of six layers passes while backward
- * computes.
+/* Communication overlaps backward: over a link of 1 GB/s most of the communication of a six-layer MLP happens while
+ * backward computes.
  *
- * What is measured are trace events: "bucket" is from launch to completion, "bucket_wait" what of it backward did not
- * hide. Ranks are threads of a machine that may be busy, and a rank that is ahead waits for the other one's gradients:
- * that is no communication, so an iteration's figure is that of the rank that waited less, and the result a median over
- * iterations. */
+ * The test reads trace events: "bucket" spans launch to completion, "bucket_wait" the part that backward did not hide.
+ * Ranks are threads, possibly on a busy machine, and a rank that is ahead waits for the other rank's gradients. That
+ * wait is not communication, so an iteration counts with the figure of the rank that waited less, and the result is the
+ * median over iterations. */
 #include <math.h>
 
 #include "../ranks.h"

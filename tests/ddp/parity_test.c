@@ -1,8 +1,8 @@
-/* Shares equal the whole: p ranks on p shares of a batch end with what one rank makes of the whole batch, whatever the
- * types, the buckets, and the order in which gradients become ready.
+/* Parity: p ranks on p shards of a batch end with the same bits as one rank on the whole batch, for all types, bucket
+ * sizes, and orders in which gradients become ready.
  *
- * The data stays exact in the smallest type: inputs and targets are -1, 0 and 1, and the loss is linear in the model's
- * output, so that gradients are small integers over a power of two. What is compared is every bit. */
+ * The data is exact even in the smallest type: inputs and targets are -1, 0 and 1, and the loss is linear in the
+ * model's output, so that gradients are small integers over a power of two. Every bit is compared. */
 #include <math.h>
 
 #include "../mlp.h"

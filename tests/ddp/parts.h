@@ -1,5 +1,5 @@
-/* Models of several parameters of which a loss uses some: the gradient of part k is the k-th piece of the input,
- * exactly, at every level. What several ranks make of it is compared with one that is given the average. */
+/* Models with several parameters, of which a loss uses some: at every level the gradient of part k is exactly the k-th
+ * piece of the input. Tests compare several ranks with one rank that is given the average. */
 #ifndef TESTS_DDP_PARTS_H
 #define TESTS_DDP_PARTS_H
 

@@ -1,4 +1,4 @@
-/* Plans of buckets: which gradients travel together, and where they lie. */
+/* Bucket plans: which gradients share a bucket, and their offsets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* What powersgd_torch.py compares: writes the gradients of two ranks; and then trains with them, from torch's first Q,
- * and compares every average with torch's.
+/* Cairn's half of powersgd_torch.py: writes the gradients of two ranks; then trains with these gradients, starting from
+ * torch's first Q, and compares every average with torch's.
  *
  *     powersgd_peer write DIR RANK STEPS
  *     powersgd_peer compare DIR RANK STEPS TOLERANCE */

@@ -1,6 +1,6 @@
-/* PowerSGD beside a model of it in double, which computes all ranks and begins with Cairn's first Q. With
- * CAIRN_TEST_SHORT in the environment 20 steps instead of 50, of one rank with a third of the options, and a rank gives
- * up 8 times instead of 20. */
+/* PowerSGD against a model in double, which simulates all ranks and starts from Cairn's first Q. With CAIRN_TEST_SHORT
+ * in the environment 20 steps instead of 50, of one rank with a third of the options, and a rank gives up 8 times
+ * instead of 20. */
 #include <limits.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
-/* Data-parallel trainings in which everything follows from a seed: options, which rank has input for which parameters,
- * how often it accumulates, where a gradient or a loss is infinite. After every step all ranks have equal bits; where
- * data stays exact, those of one process that is given what the ranks add up. Where one rank makes a mistake, every
- * rank ends with a sentence.
+/* Random data-parallel trainings from a seed: options, which rank has input for which parameters, how often it
+ * accumulates, where a gradient or a loss is infinite. After every step all ranks have equal bits; if the data is
+ * exact, these are the bits of one process on the summed gradients. If one rank makes a mistake, every rank returns an
+ * error message.
  *
  * usage: random_training_test SEEDS [FIRST]    (CAIRN_TEST_SEEDS in the environment overrides SEEDS) */
 #include <math.h>

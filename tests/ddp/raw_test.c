@@ -1,6 +1,6 @@
-/* Gradients in the user's memory: averaged where they stand, whoever steps with them, and nobody touches them before
- * they are. Data is exact: gradients are quarters and scales powers of two, so that every sum, average and product is
- * representable. */
+/* Gradients in the user's memory: ddp averages them in place for any kind of step, and calls that would touch them
+ * earlier are refused. Data is exact: gradients are multiples of 1/4 and scales powers of two, so that every sum,
+ * average and product is representable. */
 #include <math.h>
 
 #include "../failing_alloc.h"

@@ -1,5 +1,5 @@
-/* What sharing the update costs and saves (ddp_options.shard_optimizer): a backward that writes gradients of zero,
- * their reduction, and the step, with and without it in turn; and the bytes of masters and moments a rank has.
+/* Cost and savings of a sharded optimizer (ddp_options.shard_optimizer): a backward that writes zero gradients, their
+ * reduction, and the step, alternately with and without sharding; and the bytes of masters and moments per rank.
  *
  * usage: cairn-run --nproc_per_node 2 shards-bench [MILLIONS of parameters [TURNS [OPTIMIZER]]] */
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Ranks that share updates where memory runs out or a group dies: every other rank returns an error in time, and
- * nothing steps or broadcasts what is in parts. */
+/* Sharded updates when memory runs out or a group fails: every other rank returns an error in time, and no later step
+ * or broadcast uses the partial state. */
 #include "../failing_alloc.h"
 #include "comm/group.h"
 #include "core/trace.h"

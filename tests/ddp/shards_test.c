@@ -1,7 +1,7 @@
-/* Ranks that share out the update (ddp_options.shard_optimizer): weights, masters and moments have the bits of a
- * training in which every rank updates everything, at every level; and what does not fit is refused with a sentence.
- * With CAIRN_TEST_SHORT in the environment half of the optimizers and levels are tried on a number of ranks, and the
- * other half on the next. */
+/* Sharded optimizers (ddp_options.shard_optimizer): at every level weights, masters and moments have the same bits as a
+ * training in which every rank updates everything; unsupported combinations fail with a message. With CAIRN_TEST_SHORT
+ * in the environment half of the optimizers and levels are tried on a number of ranks, and the other half on the
+ * next. */
 #include <math.h>
 
 #include "../mlp.h"

@@ -1,6 +1,6 @@
-/* A link of so many bytes a second between a rank and the others, in front of a group's backend: a collective reaches
- * the backend once the link would have carried its array. One at a time, in the order posted, whether or not this rank
- * computes meanwhile; what is not an all-reduce takes no time. */
+/* Simulates a link of a given bandwidth in front of a group's backend: a collective reaches the backend once the link
+ * would have transferred its array. Transfers run one at a time, in the order posted, also while this rank computes;
+ * only all-reduces take time. */
 #ifndef TESTS_DDP_SLOW_LINK_H
 #define TESTS_DDP_SLOW_LINK_H
 

@@ -1,4 +1,5 @@
-/* What ddp saves, and whose weights, buffers and moments are over several ranks; trainings on 1 to 3 ranks go on.
+/* The state that ddp saves, from which rank weights, buffers and moments are saved, and resumed trainings on 1 to 3
+ * ranks.
  *
  * With CAIRN_TEST_SHORT in the environment each training has half the steps and is loaded behind one number of them
  * instead of three, another on each number of ranks; of the trainings that other numbers of ranks go on with, half are

@@ -1,5 +1,5 @@
-/* Batch normalisation over ranks against one big batch: outputs, gradients, running statistics, for shares of every
- * kind; layers that are converted, in training at every level; and what goes wrong. */
+/* SyncBatchNorm against one big batch: outputs, gradients and running statistics, for shards of all kinds of sizes;
+ * converted layers, trained at every level; and errors. */
 #include <math.h>
 
 #include "../failing_alloc.h"

@@ -1,5 +1,5 @@
-/* Trainings in which one rank is killed, stopped, returns early or has no memory at a random moment: every other rank
- * returns an error in time, and its sentence names that rank.
+/* Trainings in which one rank is killed, stopped, returns early or runs out of memory at a random moment: every other
+ * rank returns an error in time that names that rank.
  *
  * usage: training_faults_test shared | powersgd | local MOMENTS [SEED [FIRST]] */
 #include "../comm/moments.h"

@@ -1,5 +1,5 @@
-/* Parameters that a backward leaves out: on one rank, on all, in one step and not in the next; with the messages where
- * that was not meant. */
+/* Parameters that a backward does not use: on one rank, on all ranks, in one step but not in the next; and the error
+ * messages if unused parameters are not allowed. */
 #include <math.h>
 
 #include "../on_gpu.h"

@@ -1,4 +1,4 @@
-/* Rank 0's weights stand on all ranks once a context is made, and small tensors have come together. */
+/* Creating a ddp context gives all ranks rank 0's weights, and sends small tensors together. */
 #include "parts.h"
 
 enum { RANKS = 3, COUNT = 400, LONG = 25000, LARGE = 40000, BLOCKS = 2 };

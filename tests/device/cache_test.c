@@ -1,5 +1,5 @@
-/* The caching allocator over memory that is only addresses: reuse, splitting and merging, running out, and a long
- * random run against a model in which no two blocks in use may touch. */
+/* The caching allocator over fake addresses: reuse, splitting, merging, out of memory, and a long random run against a
+ * model in which blocks in use must not overlap. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Sizes of convolutions. */
+/* Shapes of convolutions for tests. */
 #ifndef TESTS_DEVICE_CONV_SIZES_H
 #define TESTS_DEVICE_CONV_SIZES_H
 

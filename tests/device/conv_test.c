@@ -1,4 +1,4 @@
-/* Convolutions of the CPU in every type against the plain loops in f64, over shapes that take every way. */
+/* The CPU's convolutions in every type against plain loops in f64, for shapes that exercise every algorithm. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

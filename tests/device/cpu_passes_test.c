@@ -1,4 +1,4 @@
-/* The CPU's passes against its kernels: types, lists and steps are what passes add. Bits are compared. */
+/* The CPU's passes against its kernels, bit for bit: passes add types, lists of tensors and steps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* What a device makes of its memory and of its multipliers: each pass beside the device's own copy, timed in turn in
- * one run, and products in TFLOP/s. What is timed is checked first; a wrong result ends the run without a figure.
+/* Memory bandwidth and product throughput of a device: each pass against the device's own copy, timed alternately in
+ * one run, and products in TFLOP/s. Results are checked before they are timed; a wrong one ends the run without a
+ * figure.
  *
  *     cuda-bench [device [elements [size]]]       cuda, 256 Mi elements, products of 8192
  *

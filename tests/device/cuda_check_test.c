@@ -1,4 +1,4 @@
-/* What the passes of a GPU refuse before anything is queued. */
+/* Errors that a GPU's passes report before they queue anything. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* The GPU's host side on the stand-in: machines that it cannot be on, memory that runs out, streams that change.
+/* Host side of the CUDA device, on the stand-in: unusable machines, out of memory, changing streams.
  *
  * usage: cuda_test folder-of-the-stand-in's-module */
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* Convolutions by cuDNN, through its module, on the stand-in: their results beside the CPU's and im2col's, and what
- * happens where there is no cuDNN, or one that does not do what it is asked for.
+/* Convolutions through the cuDNN module on the stand-in: results against the CPU's and im2col's, and the behaviour
+ * without cuDNN or with one that refuses or fails.
  *
  * usage: cudnn_test folder-of-the-stand-in's-modules */
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* The device front, and products in every orientation and type against a double reference. Operands are small whole
- * numbers: every sum is exact in f32 whatever its order, so results are compared bit for bit. */
+/* The device front, and products in every orientation and type against a double reference. Operands are small integers:
+ * every sum is exact in f32 in any order, so results are compared bit for bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

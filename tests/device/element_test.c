@@ -1,5 +1,5 @@
-/* The CPU's maps, folds and running sums against plain loops over indices, for views of many layouts. Values are small
- * multiples of 1/4, so that every sum is exact and comparisons are of bits; type by type, layout by layout. */
+/* The CPU's maps, folds and running sums against plain loops over indices, in every type, for views of many layouts.
+ * Values are small multiples of 1/4, so that every sum is exact and bits are compared. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

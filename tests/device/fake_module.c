@@ -1,5 +1,5 @@
-/* Modules that cannot be used, each for its own reason, and one that can: FAKE_EMPTY has no entry, FAKE_STALE has
- * another build's tables. */
+/* Fake modules: one that works, and others that are unusable for one reason each: FAKE_EMPTY has no entry point,
+ * FAKE_STALE has the tables of another build. */
 #include "fake_module.h"
 
 #include "core/alloc.h"

@@ -1,5 +1,5 @@
-/* What the fake modules have besides a device's table: an engine's, small, that shows what a module gets of
- * libcairn. */
+/* The second table of the fake modules, besides the device's: a small engine table that shows what libcairn passes to a
+ * module. */
 #ifndef FAKE_MODULE_H
 #define FAKE_MODULE_H
 

@@ -1,4 +1,4 @@
-/* Graphs on a device that only logs its calls: what is run, recorded and launched, and in which order. */
+/* Graphs on a device that only logs calls: what is run, captured and launched, and in which order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

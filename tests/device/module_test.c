@@ -1,4 +1,4 @@
-/* Finding and opening modules, what is said where that fails, and names of devices.
+/* Finding and opening modules, the error messages when that fails, and device names.
  *
  * usage: module_test folder-of-fake-modules */
 #include <setjmp.h>

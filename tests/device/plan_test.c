@@ -1,4 +1,4 @@
-/* How lists of tensors are shared out among blocks and launches on a GPU. */
+/* How lists of tensors are divided among blocks and launches on a GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

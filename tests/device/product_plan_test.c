@@ -1,5 +1,5 @@
-/* What cuBLASLt would be given, computed by plain column-major loops on small whole numbers and compared with the
- * row-major definition in device.h; and the index of products. */
+/* The arguments for cuBLASLt: plain column-major loops compute with them on small integers, and the result is compared
+ * with the row-major definition in device.h; and the index of products. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Products of views against a sum written down: batches, strides, shared operands, sums over a batch. Values are small
- * whole numbers, so that every type and every order gives the same result. */
+/* Products of views against plain sums: batches, strides, shared operands, sums over a batch. Values are small
+ * integers, so that every type and every order gives the same result. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Rings of reports, as a device leaves them and the host finds them. */
+/* Rings of reports that a device writes and the host reads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

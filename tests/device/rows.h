@@ -1,4 +1,5 @@
-/* Which kernel on the GPU stands for each row of the CPU's tables (kernels/kernels.h), or why there is none. */
+/* For each row of the CPU's kernel tables (kernels/kernels.h) the GPU kernel that implements it, or why there is
+ * none. */
 #ifndef TESTS_DEVICE_ROWS_H
 #define TESTS_DEVICE_ROWS_H
 

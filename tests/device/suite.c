@@ -1,8 +1,8 @@
 /* suite DEVICE [required]
  *
- * What every device must do, whichever it is: memory, every pass, products, recording. Passes are compared with the
- * scalar reference rows of the CPU and with kernels/step.h, bit for bit where device/passes.h promises it. Memory is
- * reached by upload and download alone. Ends with 77 where there is no such device, unless it is required.
+ * The requirements on every device: memory, every pass, products, graph capture. Passes are compared with the CPU's
+ * scalar reference rows and with kernels/step.h, bit for bit where device/passes.h promises it. The suite accesses
+ * memory only by upload and download. Exits with 77 if the device does not exist, unless it is required.
  *
  * CAIRN_TEST_LARGE=1 in the environment adds tensors of more than 2^31 elements. With CAIRN_TEST_SHORT in it each
  * pair of types is trained by one of an optimizer's rules, and a device other than the CPU multiplies larger matrices

@@ -1,5 +1,5 @@
-/* LD_PRELOAD this in front of libcudart (or of the stand-in for it): counts the calls that wait for the GPU, or may.
- * sync_waits() tells the count; programs look it up with dlsym. */
+/* LD_PRELOAD this in front of libcudart or the stand-in: counts the calls that wait for the GPU, or may wait.
+ * sync_waits() returns the count; programs look it up with dlsym. */
 #include <cuda_runtime_api.h>
 
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-/* Every kernel of the CPU has its twin on the GPU, or a stated reason. */
+/* Every CPU kernel has a GPU counterpart or a stated reason why not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
-/* libcudnn, as far as the module uses it: 2-D convolutions of NCHW arrays and their gradients, f32 sums in the order of
- * channels and taps, one rounding. It refuses what cuDNN refuses (an object that is not set, types or sizes that do not
- * fit, too little workspace), and ends the program over what Cairn must not ask for: an algorithm that adds by atomics,
- * arrays that are not on the device. The workspace is scribbled over. */
+/* The part of libcudnn that the module uses: 2-D convolutions of NCHW arrays and their gradients, with f32 sums in the
+ * order of channels and taps and one rounding. Returns an error where cuDNN does (unset objects, mismatched types or
+ * sizes, too little workspace), and aborts on requests that Cairn must never make: an algorithm with atomic adds,
+ * arrays outside device memory. The workspace is overwritten. */
 #include "standin/standin.h"
 
 #include <cudnn.h>

@@ -1,9 +1,9 @@
-/* Blocks and threads: see kernel.h.
+/* Execution of blocks and threads; see kernel.h.
  *
- * Threads run on fibers, which are stacks of their own within the one thread that runs kernels. A fiber runs thread
- * after thread, so that a kernel whose threads never wait needs a single one and no switch. When a thread waits, its
- * fiber is left there, and another begins where the order goes on; once all threads of the block are waiting or done,
- * those that have met are let go. */
+ * GPU threads run on fibers, that is, on separate stacks within the one host thread that runs kernels. A fiber runs one
+ * GPU thread after another, so that a kernel whose threads never wait needs a single fiber and no switch. When a GPU
+ * thread waits, its fiber is suspended and another fiber continues with the next thread; once all threads of the block
+ * are waiting or done, those whose barrier is complete resume. */
 #include "standin/kernel.h"
 
 #include <algorithm>

@@ -1,13 +1,14 @@
-/* CUDA's device language for g++, as far as Cairn's kernels use it: the same .cu files, compiled for the CPU.
+/* The part of CUDA's device language that Cairn's kernels use, for g++: the same .cu files, compiled for the CPU.
  *
  * A launch is a closure on a stream (runtime.cc) that runs its blocks one after the other. The threads of a block run
- * one after the other too; where one has to wait for others, at a barrier or a shuffle, it is put aside with its stack
- * and the next one runs (kernel.cc). The order of blocks and of threads is that of CAIRN_STANDIN_ORDER: forward (the
- * default), backward, or a number, which seeds a shuffle that differs from launch to launch. Kernels that lack a
+ * one after the other, too; a thread that has to wait for others, at a barrier or a shuffle, is suspended with its
+ * stack while the next one runs (kernel.cc). The order of blocks and of threads is that of CAIRN_STANDIN_ORDER: forward
+ * (the default), backward, or a number, which seeds a shuffle that differs from launch to launch. Kernels that lack a
  * barrier give different results in different orders.
  *
- * Barriers that not every thread of the block reaches, and shuffles that not every lane of the mask reaches, end the
- * process with a sentence; so does memory that is not the device's. Shared memory begins a block as NaNs. */
+ * A barrier that not every thread of the block reaches, a shuffle that not every lane of the mask reaches, and an
+ * access outside device memory abort the process with a message. Shared memory is filled with NaNs at the start of a
+ * block. */
 #ifndef STANDIN_KERNEL_H
 #define STANDIN_KERNEL_H
 

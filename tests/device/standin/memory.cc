@@ -1,9 +1,8 @@
-/* Device memory: one range of addresses, reserved as the library is loaded, of which only what is allocated can be
- * touched, and that only while the device is at work, by the thread that does its work: the first touch of an
- * allocation is a fault, which opens it until the device is idle again. No address is given out twice, so that what is
- * freed stays out of bounds too. An allocation lies between patterns that are looked at when it is freed, and in the
- * end. It begins as NaNs, as pinned memory does: a private view of a file of them, where a page costs something once it
- * is written to. */
+/* Device memory: one address range, reserved when the library is loaded. Only allocated parts are accessible, and only
+ * to the device's thread while the device works: the first access to an allocation faults, and the handler makes it
+ * accessible until the device is idle again. Addresses are never reused, so that freed memory stays inaccessible. Guard
+ * patterns around an allocation are checked when it is freed and at exit. New memory, also pinned memory, is filled
+ * with NaNs: it is a private mapping of a file of NaNs, so that a page costs memory only once it is written to. */
 #include "standin/standin.h"
 
 #include <algorithm>

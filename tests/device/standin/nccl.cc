@@ -1,6 +1,7 @@
-/* libnccl, as far as libcairn_nccl.so uses it, for ranks that are threads with a GPU each. Communicators are
- * non-blocking: what may be called while they are at work is checked. What ranks do not launch in the same order waits
- * for ever. As NCCL's, a communicator ends only when no graph is left that has captured it. */
+/* The part of libnccl that libcairn_nccl.so uses, for ranks as threads with one GPU each. Communicators are
+ * non-blocking, and the stand-in checks which calls are allowed while they work. Collectives that ranks launch in
+ * different orders wait forever. As in NCCL, a communicator is only destroyed once no graph that captured it is
+ * left. */
 #include "standin/standin.h"
 
 #include <nccl.h>

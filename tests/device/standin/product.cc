@@ -1,7 +1,7 @@
-/* libcublasLt, as far as the module uses it: D = act(alpha op(A) op(B) + beta C + bias) in column-major order, for each
- * of a batch; f32 sums (f64 of f64) in the order of k, one rounding. What it is asked for is checked more closely than
- * NVIDIA checks it: every operand lies in one allocation of the device, with the alignment that the heuristic was told,
- * 16 bytes for what an epilogue reads or writes; the workspace is scribbled over. */
+/* The part of libcublasLt that the module uses: D = act(alpha op(A) op(B) + beta C + bias) in column-major order, for
+ * each of a batch; f32 sums (f64 of f64) in the order of k, one rounding. Arguments are checked more strictly than by
+ * NVIDIA: every operand lies within one device allocation and has the alignment that was passed to the heuristic, 16
+ * bytes for operands of an epilogue. The workspace is overwritten. */
 #include "standin/standin.h"
 
 #include <cublasLt.h>

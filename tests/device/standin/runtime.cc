@@ -1,6 +1,6 @@
-/* libcudart, as far as the module uses it. A stream is a queue whose work runs when it is waited for: what a
- * program may assume of an order, it gets, and nothing else. What the real runtime refuses while a stream is captured
- * is refused here, and breaks the capture as it does there. */
+/* The part of libcudart that the module uses. A stream is a queue whose work runs when the host waits for it, so that a
+ * program gets the ordering that CUDA guarantees and no more. Calls that the real runtime refuses during stream capture
+ * fail here, too, and invalidate the capture. */
 #include "standin/standin.h"
 
 #include <deque>

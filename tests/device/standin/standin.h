@@ -1,5 +1,5 @@
-/* What the parts of the stand-in share. They are one library, libcairn_standin.so, which a second build of the module
- * is linked with instead of NVIDIA's libraries:
+/* Shared by the parts of the stand-in for CUDA. They form one library, libcairn_standin.so; a second build of the CUDA
+ * module is linked with it instead of NVIDIA's libraries:
  *
  *   kernel.h, kernel.cc   the device language: blocks, threads, barriers, shuffles
  *   runtime.cc            libcudart: streams whose work waits in queues, events, graphs, errors
@@ -8,25 +8,24 @@
  *   cudnn.cc              libcudnn: plain convolutions
  *   nccl.cc               libnccl: ranks are threads, with a GPU each
  *
- * The environment chooses what it is like:
+ * Environment variables control it:
  *   CAIRN_STANDIN_ORDER    forward (default), backward, or a seed: of blocks and threads
  *   CAIRN_STANDIN_LAZY     1 (default): work runs when it is waited for, or when a thousand items are queued; 0:
  *                          at once
- *   CAIRN_STANDIN_HOLD     1: a stream that waits for another holds up the host, too; 0 (default): it does not. With
- *                          LAZY and PROTECT 0, a program may then take the device's memory for the host's
- *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory, and so does
- *                          a kernel that touches another GPU's; 0: they do not
- *   CAIRN_STANDIN_MEMORY   bytes that the device has (2 GiB)
- *   CAIRN_STANDIN_GPUS     how many there are (1)
- *   CAIRN_STANDIN_DRIVER   none, old: what cudart says then
+ *   CAIRN_STANDIN_HOLD     1: a stream that waits for another stream blocks the host, too; 0 (default): it does not.
+ *                          With LAZY and PROTECT 0, a program may then access device memory from the host
+ *   CAIRN_STANDIN_PROTECT  1 (default): the process aborts with a message if the host touches device memory or a kernel
+ *                          touches another GPU's; 0: such accesses are allowed
+ *   CAIRN_STANDIN_MEMORY   bytes of device memory (2 GiB)
+ *   CAIRN_STANDIN_GPUS     number of GPUs (1)
+ *   CAIRN_STANDIN_DRIVER   none, old: cudart reports that there is no driver, or that it is too old
  *   CAIRN_STANDIN_CC       compute capability (90)
- *   CAIRN_STANDIN_FAIL     the so-manieth thing that the device does is an illegal access; from then on every call
- *                          fails
- *   CAIRN_STANDIN_CUDNN    old, none: of a version that is too old, does not start; refuse, refuse-late, fail: refuses
- *                          every convolution when it is planned or started, fails
- *   CAIRN_STANDIN_CUDNN_WORKSPACE  bytes that each convolution needs (4096)
- *   CAIRN_STANDIN_NCCL_FAIL, _HANG   rank 1's so-manieth collective of a communicator is an asynchronous error, never
- *                                    ends
+ *   CAIRN_STANDIN_FAIL     N: the N-th operation of the device is an illegal access; from then on every call fails
+ *   CAIRN_STANDIN_CUDNN    old, none: its version is too old, it does not start; refuse, refuse-late, fail: it refuses
+ *                          every convolution when that is planned or started, or fails
+ *   CAIRN_STANDIN_CUDNN_WORKSPACE  bytes of workspace that each convolution needs (4096)
+ *   CAIRN_STANDIN_NCCL_FAIL, _HANG   N: rank 1's N-th collective of a communicator ends in an asynchronous error, or
+ *                                    never ends
  */
 #ifndef STANDIN_H
 #define STANDIN_H

@@ -1,5 +1,5 @@
-/* The stand-in itself, on kernels made for it: some right, some with the mistakes that it is there to find. What ends
- * the process is run in another one: this program with the name of a case. */
+/* Tests the stand-in itself, with correct kernels and with kernels that make the mistakes it must detect. Cases that
+ * abort run in a child process: this program with the name of a case. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
