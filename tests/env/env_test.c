@@ -1,4 +1,4 @@
-/* Environments: what they refuse, that two in one process do not touch each other, and how ranks meet. */
+/* Environments: errors, independence of two environments in one process, and rendezvous. */
 #include "../kept_log.h"
 #include "../ranks.h"
 

@@ -1,6 +1,6 @@
 /* usage: error_file_plugin path/to/libcairn.so exit|signal
  *
- * A program that opens libcairn, makes an environment, closes libcairn again, and then fails. */
+ * A program that loads libcairn with dlopen, creates an environment, unloads libcairn, and then fails. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>

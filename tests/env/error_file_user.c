@@ -1,4 +1,4 @@
-/* A rank that fails in the way its first argument names, for test_error_file.py. */
+/* A rank that fails in the way named by its first argument, for test_error_file.py. */
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>

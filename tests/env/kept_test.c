@@ -1,5 +1,5 @@
-/* Stores that stay while a group needs them, and environments that share one, in any order that ranks end and make
- * them in. Which groups need one is the test's: here they are all shm's. Ranks are processes. */
+/* Stores that stay open while a group needs them, and environments that share a store, for any order in which ranks
+ * create and destroy them. The test makes all groups of shm need the store. Ranks are processes. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>

@@ -1,6 +1,5 @@
-/* How ranks meet: by the program's own options (a TCP address, a file, a store), and at the ports that follow from a
- * job, some of which other programs hold; what is said when one stays away; and what an environment tells of all
- * that. */
+/* Rendezvous: by the program's own options (a TCP address, a file, a store), and at ports derived from the job, some of
+ * which other programs occupy; the error when a rank never comes; and what an environment reports about it. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>

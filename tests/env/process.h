@@ -1,4 +1,4 @@
-/* What a process has and what time it is, for tests of ranks that are started in it. */
+/* The process's resources and a clock, for tests that start ranks in the process. */
 #ifndef TESTS_ENV_PROCESS_H
 #define TESTS_ENV_PROCESS_H
 

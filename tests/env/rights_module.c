@@ -1,4 +1,4 @@
-/* A module of another user, whose code leaves a file with the rights of the program that opens it. */
+/* A module planted by another user: its code creates a file with the privileges of the program that loads it. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* A program that test_rights.py makes set-user-ID: it opens a module, or ends with an error.
+/* A program that test_rights.py makes set-user-ID: it opens a module, or exits with an error.
  *
  * usage: rights_user module NAME | rights_user fail */
 #include <stdio.h>

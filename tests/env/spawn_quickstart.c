@@ -1,6 +1,6 @@
 /* usage: spawn_quickstart ranks [options of 01_linear_regression]
  *
- * The quick start's own source, its main run by cairn_spawn's ranks. */
+ * Includes the quick start's source and runs its main in ranks of cairn_spawn. */
 static int train(int argc, char **argv);
 #define main train
 #include "../../examples/01_linear_regression.c"

@@ -1,5 +1,5 @@
-/* cairn_spawn: that its ranks compute what ranks as threads compute, what it says of each way to fail, and that nothing
- * remains of it. fork and pidfd_open are wrapped by the linker, so that they can fail. */
+/* cairn_spawn: its ranks compute the same as ranks that are threads, each kind of failure has its error message, and
+ * nothing is left behind. The linker wraps fork and pidfd_open so that they can fail. */
 #include "../ranks.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
-/* cairn_spawn_threads: that its ranks compute what ranks as processes compute, each with a pool of its own, and that
- * whatever goes wrong in one of them ends the others in a sentence. */
+/* cairn_spawn_threads: its ranks, each with its own thread pool, compute the same as ranks that are processes, and a
+ * failure of one rank ends the others with an error message. */
 #include "../ranks.h"
 
 #include <dirent.h>

@@ -1,6 +1,6 @@
-/* Times kernels beside loops that only move the same bytes, in turn, in one run. GB/s counts each read and each write
- * once, also where a kernel passes over an array twice, as moments does; what a store to a plain line costs by fetching
- * it first is not counted, for neither. */
+/* Times kernels against loops that only move the same bytes, alternating in one run. GB/s counts each read and each
+ * write once, even if a kernel passes over an array twice, as moments does. Write-allocate traffic is not counted for
+ * either. */
 #include "kcheck.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Inputs and the arrays that hold them. */
+/* Input values and the arrays that hold them. */
 #include "kcheck.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* jobs.c and model.c for fp8 and the greatest magnitude. The model lists the values of a format by their definition
- * and searches that list. */
+/* jobs.c and model.c for fp8 and amax. The model lists all values of a format by its definition and searches that
+ * list. */
 #include <math.h>
 
 #include "core/half.h"

@@ -1,5 +1,5 @@
-/* What the kernels of gradients and of half weights must do over more than one call: sums of squares from end to end of
- * a type's range, random rounding in the mean, counts of every value. */
+/* Properties of gradient and half-weight kernels over more than one call: sums of squares over a type's whole range,
+ * the mean of stochastic rounding, counts of every value. */
 #include "kcheck.h"
 
 #include <math.h>

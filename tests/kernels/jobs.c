@@ -1,4 +1,5 @@
-/* What each kind of kernel takes, and its call. Variants go through scalars and switches that change its path. */
+/* The arrays and scalars of each kind of kernel, and how to call it. Variants cover the scalars and switches that
+ * select code paths. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,7 +1,8 @@
 /* kcheck [--seed N] [--quick] [--all-f32] [--long-sums] [--bench [--json] [--n N] [--repeats N] [--only TEXT]]
  *
- * Walks the kernel rows: the reference against definitions of its own, every other row that can run here against the
- * reference. With --bench it then times what it verified. CAIRN_CPU caps what runs. */
+ * Walks the kernel rows: checks the reference rows against independent definitions, and every other row that this
+ * processor can run against the reference. With --bench it then times the rows that passed. CAIRN_CPU limits the
+ * rows. */
 #include "kcheck.h"
 
 #include <malloc.h>

@@ -1,4 +1,4 @@
-/* kcheck: compares every kernel row with the reference, and times what it has compared. Its parts:
+/* kcheck: compares every kernel row with the reference, and times the verified rows. Its parts:
  *
  *   jobs.c    what arrays a kernel takes, and how it is called
  *   row_jobs.c the same for kernels over rows, with their model

@@ -1,6 +1,6 @@
-/* The limit a kernel's time is held against: loops that read, write and update the same arrays and compute nothing.
- * What is written is made of what was read: there are machines that stream zeros half as fast again as other numbers,
- * and no kernel writes zeros. Built once per instruction set, with LIMIT as the function's name. */
+/* Lower bound for a kernel's time: loops that read, write and update the same arrays and compute nothing. They write
+ * values that they have read, because some machines stream zeros 1.5 times as fast as other values, and no kernel
+ * writes zeros. Built once per instruction set, with LIMIT as the function's name. */
 #include "kcheck.h"
 
 #include <string.h>

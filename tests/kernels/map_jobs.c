@@ -1,8 +1,8 @@
 /* jobs.c and model.c for maps, folds and dot products (kernels/maps.h).
  *
- * A map's formula is held to the same one written with libm in double precision, on moderate numbers, loosely: this
- * finds a wrong formula. How many digits a function of f32 has is measured apart, on a sweep through all bit
- * patterns, against libm and the bound that math_f32.h states. */
+ * Each map is compared with the same formula written with libm in double precision, on moderate numbers and with a
+ * loose tolerance, which finds wrong formulas. The accuracy of f32 functions is measured separately, in a sweep through
+ * all bit patterns, against libm and the bound that math_f32.h states. */
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* What the reference is held to: definitions written another way, in double precision, that share no code with it. */
+/* Independent definitions that check the reference: written differently, in double precision, and without shared
+ * code. */
 #include "kcheck.h"
 
 #include <math.h>

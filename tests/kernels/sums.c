@@ -1,6 +1,6 @@
-/* How far sums of many terms are from those of the same terms in f64: within 4e-7 of the sum of their absolute values,
- * of data that lets roundings go one way (constants, two of which are the worst for 16 terms), uniform and normal data,
- * and data of both signs that nearly cancels. */
+/* Error of long sums against the same sums in f64: within 4e-7 of the sum of absolute values, for data whose roundings
+ * all go one way (constants, two of which are the worst for 16 terms), uniform and normal data, and data of both signs
+ * that nearly cancels. */
 #include "kcheck.h"
 
 #include <math.h>

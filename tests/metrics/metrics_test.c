@@ -1,4 +1,4 @@
-/* Metrics beside a model that goes over all examples at once, on 1 to 8 ranks; and collectives of tensors. */
+/* Metrics on 1 to 8 ranks against a model that sees all examples at once; and collectives of tensors. */
 #include <math.h>
 
 #include "../ranks.h"

@@ -1,4 +1,4 @@
-/* Anomaly mode, which tells the first operation that went wrong; on any device. */
+/* Anomaly mode, which reports the first operation with a NaN or infinity; on any device. */
 #include <math.h>
 #include <string.h>
 

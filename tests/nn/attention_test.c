@@ -1,5 +1,4 @@
-/* What attention promises beyond its value, which op cases look at: bounded memory, dropout, rows that see nothing,
- * errors. */
+/* Attention beyond its values, which the op cases test: bounded memory, dropout, fully masked rows, errors. */
 #include "test_env.h"
 
 #include <malloc.h>

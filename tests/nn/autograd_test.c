@@ -1,5 +1,5 @@
-/* Graphs: none at all, several walks, gradients for many elements, detached values, the user's
- * own operations; and where the memory of a step is. */
+/* Autograd graphs: no graph, several backwards, initial gradients for many elements, detached values, custom
+ * operations; and which memory a step uses. */
 #include <math.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* One application of a case: leaves are made, the operation is applied, backward starts from the weights. */
+/* One run of a case: creates the leaves, applies the operation, and runs backward from given output weights. */
 #include "case_run.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Running a case of op_cases.h: its inputs are drawn, the operation is applied in a type and a layout, and what comes
- * out, forward and backward, is brought to f64 to be compared. */
+/* Runs a case of op_cases.h: draws its inputs, applies the operation in a type and a layout, and converts the results
+ * of forward and backward to f64 for comparison. */
 #ifndef CASE_RUN_H
 #define CASE_RUN_H
 

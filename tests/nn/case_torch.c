@@ -1,10 +1,9 @@
-/* What torch_ops.py reads of the cases, and what it has stored.
+/* The text formats of torch_ops.py: dumped cases, and stored results.
  *
- * Dumped, a case is a line of its names, and for each type: a line an input ("in a f32 2x3 1 ...": its letter, type,
- * sizes, whether its gradient is wanted, values), "y" and "dy", and "grad a" for each gradient.
- * Stored, it is a line "case name<tab>hash", hash being of its inputs, and a line an array: "f16 y f16 ...", "f16 a f16
- * ...": the type of the case, the array, its own type, and bits in hexadecimal, of some elements spread evenly where
- * there are many. */
+ * A dumped case is a line with its names, and for each type: a line per input ("in a f32 2x3 1 ...": letter, type,
+ * sizes, whether it requires a gradient, values), "y" and "dy", and "grad a" for each gradient. A stored case is a line
+ * "case name<tab>hash" with a hash of its inputs, and a line per array: "f16 y f16 ...", "f16 a f16 ...": the type of
+ * the case, the array, the array's type, and hexadecimal bits, of evenly spaced elements if there are many. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Cases of operations: what changes the graph and no value, and the user's own. */
+/* Cases of operations: those that only change the graph, and custom operations. */
 #include "cairn/interop_cuda.h"
 #include "core/convert.h"
 #include "device/env.h"

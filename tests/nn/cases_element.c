@@ -1,5 +1,5 @@
-/* Cases of operations: element by element. Every function of one input meets the same four shapes, every one of two the
- * same seven, broadcast both ways and to nothing. */
+/* Cases of elementwise operations. Every unary operation runs on the same four shapes, every binary one on the same
+ * seven, which broadcast in both directions and to empty results. */
 #include <math.h>
 
 #include "op_cases.h"

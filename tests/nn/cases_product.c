@@ -1,4 +1,4 @@
-/* Cases of operations: matmul and its kin, linear, attention. */
+/* Cases of operations: matmul and related products, linear, attention. */
 #include <math.h>
 
 #include "op_cases.h"

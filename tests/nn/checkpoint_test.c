@@ -1,4 +1,5 @@
-/* Checkpoints: the bits of the graph they stand for, gradients that are ready once, memory that is used again. */
+/* Activation checkpoints (cairn_checkpoint): same bits as without, each gradient becomes ready once, memory is
+ * reused. */
 #include <math.h>
 #include <string.h>
 

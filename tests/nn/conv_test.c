@@ -1,4 +1,4 @@
-/* Convolutions and pools: what their errors say, and values that cases cannot have. */
+/* Convolutions and pooling: error messages, and values that the op cases cannot express. */
 #include <math.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* custom_cuda_test DEVICE [required]
  *
- * Operations of the program's own on a GPU, with kernels of its own (custom_kernels.cu). Types, shapes and finite
- * differences are op_cases_test's. Ends with 77 where there is no such device. */
+ * Custom operations on a GPU with their own kernels (custom_kernels.cu). op_cases_test covers types, shapes and finite
+ * differences. Exits with 77 if the device does not exist. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The kernels of custom_kernels.h, as a program writes them. */
+/* The kernels of custom_kernels.h, written as in a user's program. */
 #include "custom_kernels.h"
 
 static const int THREADS = 128;

@@ -1,4 +1,4 @@
-/* Kernels of a program beside Cairn, for custom_cuda_test.c; each returns a cudaError_t. */
+/* Kernels of a user's program, for custom_cuda_test.c; each returns a cudaError_t. */
 #ifndef CUSTOM_KERNELS_H
 #define CUSTOM_KERNELS_H
 

@@ -1,5 +1,5 @@
-/* Operations by element and reductions beyond their cases: edge values, types of results, what is refused, a device
- * that computes only what passes.h has, and that steps allocate nothing. */
+/* Elementwise operations and reductions beyond their cases: edge values, result types, errors, a device that only has
+ * the passes of passes.h, and steps that allocate nothing. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Forgetting: what operations say that their backward does not read is overwritten, and gradients keep their bits; and
- * what memory is then used again. */
+/* Tensors that backward does not read, as operations declare: the test overwrites them, gradients keep their bits, and
+ * their memory is reused. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Frozen parameters in graphs: which products backward computes, and what freezing and thawing between forward and
- * backward does. */
+/* Frozen parameters in graphs: which products backward computes, and the effect of freezing and thawing between forward
+ * and backward. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Gradients that a difference quotient (op_cases.h) does not show: at kinks, of several uses, over several backwards,
- * of parameters, rounded. */
+/* Gradients that finite differences (op_cases.h) cannot check: at kinks, of several uses, over several backwards, of
+ * parameters, rounded. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

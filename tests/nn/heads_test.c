@@ -1,5 +1,5 @@
-/* Heads that lie side by side, as one product makes them, attend as heads apart do: with the same bits, in every type,
- * with a mask, causal, and with dropout. */
+/* Attention on heads that are adjacent in each row, as one product writes them, gives the same bits as on separate
+ * heads: in every type, with a mask, causal, and with dropout. */
 #include "test_env.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* The op hook: a step under it gives the bits of the same step with the casts written out, and a parameter is cast
- * again when, and only when, its weights changed. */
+/* The op hook: a step with the hook gives the same bits as the step with explicit casts, and a parameter is cast again
+ * exactly when its weights have changed. */
 #include <string.h>
 
 #include "core/half.h"

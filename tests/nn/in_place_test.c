@@ -1,4 +1,4 @@
-/* Operations in place: what they write, what they refuse, and that they need no memory. */
+/* In-place operations: results, errors, and no memory use. */
 #include <math.h>
 #include <string.h>
 

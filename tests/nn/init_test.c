@@ -1,4 +1,4 @@
-/* First values: exact bounds, moments within five standard errors, the same bits for the same seed. */
+/* Parameter initialization: exact bounds, moments within five standard errors, the same bits for the same seed. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Layers: their parameters, their first values, what they compute beside the operations they call, what they refuse. */
+/* Layers: parameters, initial values, results against the operations that they call, errors. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What ends while a step uses it, and what stays with a step that failed. */
+/* Objects that are destroyed while a step uses them, and what remains after a failed step. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

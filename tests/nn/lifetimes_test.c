@@ -1,10 +1,11 @@
 /* lifetimes_test [N]: N random programs (300) that make, read, keep and drop tensors inside and outside of modules,
  * under no_grad, in checkpoints, around backwards that retain their graph or not, of several losses.
  *
- * Each runs twice from one seed: first with its modules' functions called directly, so that nothing ends before the
- * step does; then with modules, while whatever has been given back is overwritten with NaNs. What a model of lifetimes
- * says is alive has the same bits in both, and so have gradients; the use of the rest is an error. The model knows who
- * made a tensor and which backwards there were, and nothing of memory. */
+ * Each program runs twice from one seed: first with its modules' functions called directly, so that no tensor dies
+ * before the step ends; then with modules, while released memory is overwritten with NaNs. Tensors that are alive
+ * according to a model of lifetimes have the same bits in both runs, and so have gradients; using any other tensor is
+ * an error. The model only knows where each tensor was created and which backwards have run, and nothing about
+ * memory. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

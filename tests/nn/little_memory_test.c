@@ -1,6 +1,5 @@
-/* Training under an address space that is limited to little more than what the process has: it ends in success or an
- * error, never by a signal. With CAIRN_TEST_SHORT in the environment the limit grows in steps of 2 MiB instead of 512
- * KiB. */
+/* Training with an address space limit just above the process's current size: it ends in success or an error, never by
+ * a signal. With CAIRN_TEST_SHORT in the environment the limit grows in steps of 2 MiB instead of 512 KiB. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

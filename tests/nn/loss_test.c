@@ -1,4 +1,4 @@
-/* Losses where values alone do not tell: limits, targets that are no classes, sentences. */
+/* Losses beyond the op cases: limits, invalid class targets, error messages. */
 #include <math.h>
 
 #include "nn/tensor.h"

@@ -1,4 +1,4 @@
-/* What a module saves: parameters and buffers by their paths. */
+/* The state that a module saves: parameters and buffers by path. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

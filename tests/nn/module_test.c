@@ -1,4 +1,4 @@
-/* Modules: how trees are built, named, refused, shown and ended. */
+/* Modules: building, naming, printing and destroying trees, and errors. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The families, and the values that their cases start from. */
+/* The families of operations, and the input values of their cases. */
 #include "op_cases.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
-/* Cases of operations, said once and run in every way: finite differences in f64; f32, f16 and bf16 against f64;
- * strided inputs against dense ones; outputs and gradients against PyTorch, or against what it gave once (vectors/).
+/* Cases of operations, written once and run in many ways: finite differences in f64; f32, f16 and bf16 against f64;
+ * strided inputs against dense ones; outputs and gradients against PyTorch, or against its stored results (vectors/).
  *
- * A family of operations keeps its cases in a file of its own, cases_<family>.c, and every operation of op_list.h has
- * one: a test tells which has not. */
+ * Each family of operations has its cases in cases_<family>.c. Every operation of op_list.h needs a case; a test names
+ * those without one. */
 #ifndef OP_CASES_H
 #define OP_CASES_H
 

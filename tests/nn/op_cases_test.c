@@ -1,7 +1,7 @@
-/* Every case of every operation, in every way; see op_cases.h.
+/* Runs every case of every operation in every way; see op_cases.h.
  *
- *   op_cases_test [words of names]          only cases whose name, family or operation has one of the words
- *   op_cases_test --dump [words]            what torch_ops.py needs: inputs, results and gradients as text */
+ *   op_cases_test [words of names]          only cases whose name, family or operation contains a word
+ *   op_cases_test --dump [words]            prints inputs, results and gradients as text for torch_ops.py */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

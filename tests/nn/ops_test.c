@@ -1,5 +1,4 @@
-/* Values of operations on exact data, in every type; shapes and types that are refused, with what is said about
- * them. */
+/* Values of operations on exact data, in every type; and the error messages for wrong shapes and types. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Random tensors: a function of seed, rank and how many came before, and of nothing else. */
+/* Random tensors depend only on the seed, the rank and how many were drawn before. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* When results end: what modules make inside and do not return, and what cairn_release_results ends. forget_test and
- * lifetimes_test look at all operations and at random programs. */
+/* When results are released: tensors that modules create but do not return, and those that cairn_release_results frees.
+ * forget_test covers all operations, lifetimes_test random programs. */
 #include <math.h>
 #include <string.h>
 

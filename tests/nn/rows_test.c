@@ -1,4 +1,4 @@
-/* Softmax, norms, embedding and dropout where values alone do not tell: limits, state, random numbers, sentences. */
+/* Softmax, norms, embedding and dropout beyond the op cases: limits, state, random numbers, error messages. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* What the tape, the loss and the bias cost around the two products of the quick start (Linear 1024 -> 16, batch 64,
- * mse, f32): median time of forward and backward beside the two bare products, taken in turn in one run. */
+/* Overhead of the tape, the loss and the bias around the two products of the quick start (Linear 1024 -> 16, batch 64,
+ * mse, f32): median time of forward and backward against the two bare products, alternating in one run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Lifetimes: results die with their step and say so, kept ones live, a steady step allocates nothing, NULL passes
- * on. */
+/* Lifetimes: results die with their step and later uses report it, kept ones live on, a steady step allocates nothing,
+ * and NULL inputs give NULL. */
 #include <math.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Leaf tensors: how they are made, of every type, over whose memory; what they are read as, and printed like. */
+/* Leaf tensors: creation in every type, over own or the user's memory; reading and printing them. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>

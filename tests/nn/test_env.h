@@ -1,4 +1,4 @@
-/* An environment of one rank, put together by hand: device and tape, no launch facts and no group. */
+/* A minimal environment of one rank: device and tape, without launch facts and group. */
 #ifndef TEST_ENV_H
 #define TEST_ENV_H
 

@@ -1,4 +1,4 @@
-/* Views, joining and splitting: what is shown, whose memory it is, where gradients go, and what is refused. */
+/* Views, joining and splitting: values, shared memory, gradients, and errors. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
