@@ -1,4 +1,5 @@
-/* Counts of exponents: of memory, tensors and samples; what formats lose of them; as histograms; and twins. */
+/* Exponent counts: of memory, tensors and samples; what each format would lose; as histograms; and the GPU
+ * counterparts. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

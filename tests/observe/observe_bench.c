@@ -1,8 +1,8 @@
-/* What events cost: off, and of 100 a step of an MLP with all three kinds of file written at once. Steps with and
- * without writers take turns, so that what else the machine does meets both. And how much more of the processor a step
- * takes whose exponents are recorded.
+/* The cost of events: disabled, and 100 per step of an MLP with all three kinds of file written at once. Steps with and
+ * without writers alternate, so that other load affects both. Also the extra processor time of a step whose exponents
+ * are recorded.
  *
- *     observe_bench FOLDER [--steps 20] [--limit 0.01]     fails where 100 events take more of a step than the limit
+ *     observe_bench FOLDER [--steps 20] [--limit 0.01]     fails if 100 events cost a larger share of a step
  *
  * With CAIRN_TEST_SHORT in the environment it takes 9 steps of each kind where --steps does not say otherwise. */
 #include <dirent.h>

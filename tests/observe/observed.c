@@ -1,10 +1,10 @@
-/* A training that is observed: 3 ranks by cairn_spawn, or as many as asked for.
+/* An observed training on ranks of cairn_spawn, 3 by default.
  *
  *     observed --ranks 3 --steps 20 [--threads 1] [--kill RANK] [--align FILE] [--csv FILE] [--pause MS]
  *     observed --merge FILE
  *
- * --threads 1: ranks are threads. --kill: this rank is killed in the middle. --align: each rank makes a timeline of its
- * own call, as on a machine of its own, and aligns it. */
+ * --threads 1: ranks are threads. --kill: this rank is killed half-way. --align: each rank creates its own timeline, as
+ * on a separate machine, and aligns it. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Progress lines, as they arrive at the other end of a pipe. */
+/* Progress lines as read from the other end of a pipe. */
 #include <fcntl.h>
 #include <math.h>
 #include <pty.h>

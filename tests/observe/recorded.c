@@ -1,9 +1,10 @@
-/* A training whose gradients are saved as they are, for lab.py to count: by CAIRN_LAB the library writes its counts.
+/* A training that saves its raw gradients, so that lab.py can compare its own counts with those that the library writes
+ * under CAIRN_LAB.
  *
  *     recorded --ranks 3 --steps 4 --level O2 --half f16 --folder DIR [--threads 1]
  *
- * DIR/raw/rank0/ gets a file for each gradient of each step: before-1-f16-0.weight is what ddp is about to reduce,
- * grad-1-f16-0.weight what the optimizer gets; activation-1-f32-PATH is what the model returned. */
+ * DIR/raw/rank0/ gets a file for each gradient of each step: before-1-f16-0.weight is the gradient before ddp reduces
+ * it, grad-1-f16-0.weight the gradient for the optimizer; activation-1-f32-PATH is the model's output. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* What a recorder sends of a training, against counts of the values themselves; on the device of CAIRN_DEVICE. */
+/* The events that a recorder sends for a training, against counts of the values themselves; on the device of
+ * CAIRN_DEVICE. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

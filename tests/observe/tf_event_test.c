@@ -1,4 +1,4 @@
-/* CRC-32C against its published examples, and TFRecords against bytes that TensorFlow's own writer made. */
+/* CRC-32C against published examples, and TFRecords against bytes written by TensorFlow. */
 #include <math.h>
 
 #include "../ranks.h"

@@ -1,4 +1,4 @@
-/* Events of the program and of Cairn, as writers get them. */
+/* Events of the program and of Cairn, as writers receive them. */
 #include <math.h>
 #include <pthread.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
-/* averaged KIND DECAY START EVERY: the averages of a walk of weights, for test_averages.py. Writes f32, in binary: for
- * each step the weights, and then the averages. */
+/* averaged KIND DECAY START EVERY: averages of randomly changing weights, for test_averages.py. Writes binary f32: for
+ * each step the weights, then the averages. */
 #include <stdio.h>
 #include <stdlib.h>
 

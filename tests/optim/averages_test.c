@@ -1,4 +1,4 @@
-/* Averages of weights beside a training: against means in double, across skipped steps, applied and restored. With
+/* Averages of weights during a training: against means in double, across skipped steps, applied and restored. With
  * CAIRN_TEST_SHORT in the environment 2500 weights are averaged instead of 10000. */
 #include <math.h>
 #include <setjmp.h>

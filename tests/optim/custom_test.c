@@ -1,5 +1,5 @@
-/* Optimizers of the user's own, written with the public headers alone, beside the built-in ones that they repeat.
- * With OWN_KERNELS they compute on a GPU, too (CAIRN_DEVICE); an argument says that there may be none. */
+/* Custom optimizers, written with public headers only, against the built-in optimizers that they re-implement. With
+ * OWN_KERNELS they also run on a GPU (CAIRN_DEVICE); an argument allows the GPU to be missing. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* Groups of parameters: their own rates, fresh moments for those that come late, and every way to get it wrong. */
+/* Parameter groups: their own learning rates, fresh moments for groups added later, and every wrong argument. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

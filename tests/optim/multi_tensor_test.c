@@ -1,4 +1,4 @@
-/* Passes over lists for programs of their own, against plain loops in double; on the device of CAIRN_DEVICE. */
+/* The public multi-tensor operations against plain loops in double; on the device of CAIRN_DEVICE. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

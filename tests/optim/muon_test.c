@@ -1,4 +1,4 @@
-/* Muon against a model of its formula in double, and what it has in common with other optimizers. */
+/* Muon against a model of its formula in double, and the behaviour that it shares with other optimizers. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

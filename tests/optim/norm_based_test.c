@@ -1,5 +1,5 @@
-/* Optimizers that go by norms of whole parameters, against models of their formulas in double precision: several
- * parameters, one of them empty, in two groups, on whatever device CAIRN_DEVICE names. */
+/* Optimizers that use norms of whole parameters, against models of their formulas in double precision: several
+ * parameters, one of them empty, in two groups, on the device of CAIRN_DEVICE. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

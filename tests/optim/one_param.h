@@ -1,4 +1,4 @@
-/* One parameter of known numbers, whose gradients a test writes step by step. Needs cmocka and check.h. */
+/* One parameter with known values, whose gradient a test writes before each step. Needs cmocka and check.h. */
 #ifndef TESTS_OPTIM_ONE_PARAM_H
 #define TESTS_OPTIM_ONE_PARAM_H
 

@@ -1,6 +1,5 @@
-/* The worker of `tools/cairn-bench optim`: takes steps of an optimizer over parameters of one type, and runs
- * beside them loops that read and write the same arrays and compute nothing. It answers lines on stdin, each reply ends
- * with "end":
+/* The worker of `tools/cairn-bench optim`: takes steps of an optimizer over parameters of one type, and times loops
+ * that read and write the same arrays and compute nothing. It answers lines on stdin; each reply ends with "end":
  *
  *     list                                  a line an optimizer: name | its twin in PyTorch
  *     start NAME TYPE N TENSORS STEPS       TYPE: of weights and gradients; halves have f32 masters. "bytes N" that an
@@ -9,7 +8,7 @@
  *     step                                  "us N", processor time
  *     pass                                  "us N" for each loop
  *
- * Weights and gradients are those of value(k, i), of which the driver gives PyTorch the same. */
+ * Weights and gradients are value(k, i); the driver gives PyTorch the same values. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

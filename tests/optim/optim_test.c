@@ -1,4 +1,4 @@
-/* Optimizers against a plain model of them in double precision, and what a step leaves alone. */
+/* Optimizers against a plain model in double precision, and what a step must not change. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* What every optimizer has in common, and Lion and Adagrad against models of their formulas in double precision. */
+/* Behaviour common to all optimizers, and Lion and Adagrad against models of their formulas in double precision. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

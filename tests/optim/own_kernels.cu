@@ -1,4 +1,4 @@
-/* The kernels of own_kernels.h, as a program writes them. */
+/* The kernels of own_kernels.h, written as in a user's program. */
 #include "own_kernels.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The updates of custom_test.c as kernels of a program: functions that queue them. */
+/* The updates of custom_test.c as CUDA kernels of a user's program: functions that queue them. */
 #ifndef OWN_KERNELS_H
 #define OWN_KERNELS_H
 

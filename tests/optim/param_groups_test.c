@@ -1,4 +1,4 @@
-/* Groups by rule: who takes which parameter, with which hyperparameters, and every way to get it wrong. */
+/* Parameter groups by rule: which group takes which parameter, with which hyperparameters, and every wrong argument. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* A training whose steps a graph records, against the same one whose steps are called. Needs cmocka. */
+/* Compares a training with captured steps to the same training with called steps. Needs cmocka. */
 #ifndef TESTS_OPTIM_RECORDED_H
 #define TESTS_OPTIM_RECORDED_H
 

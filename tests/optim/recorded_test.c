@@ -1,4 +1,5 @@
-/* Recorded steps of optimizers whose norms, counts and clipping stay on the device: the bits of called ones. */
+/* Captured steps of optimizers whose norms, counts and clipping stay on the device give the same bits as called
+ * steps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Schedules against their formulas, and in an optimizer: steps that are skipped, several groups, groups that come late,
- * recorded steps, ranks that agree on a metric, and every way to get it wrong. Runs on the device of CAIRN_DEVICE. */
+/* Schedules against their formulas, and in an optimizer: skipped steps, several groups, groups added later, captured
+ * steps, ranks that agree on a metric, and every wrong argument. Runs on the device of CAIRN_DEVICE. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* A training of one weight with gradient 1 at every step, for tests of schedules: the weight falls by the rate. Runs on
- * whatever device the environment has; steps may be replays of a graph. */
+/* A training of one weight with gradient 1 at every step, for tests of schedules: each step lowers the weight by the
+ * learning rate. Runs on the environment's device; steps may be replays of a graph. */
 #ifndef TESTS_OPTIM_SCHEDULED_H
 #define TESTS_OPTIM_SCHEDULED_H
 

@@ -1,10 +1,11 @@
-/* Drives an optimizer with the schedules that its input names, for test_schedules.py. A line of input is
+/* Drives an optimizer with the schedules described on stdin, for test_schedules.py. A line of input is
  *
  *     [sgd | adam] [graph] STEPS BASE_LR NAME VALUE ... [| NAME VALUE ...]*
  *
- * where names are fields of cairn_schedule_options, milestones are "3,5,8", and parts follow after bars. Steps are
- * skipped at random; of each that is taken the rate and the momentum are printed, in a line for the whole. "plateau" in
- * place of STEPS takes options of cairn_plateau_options, a bar, and metrics: the base rate after each is printed. */
+ * where names are fields of cairn_schedule_options, milestones are written "3,5,8", and parts are separated by bars.
+ * Random steps are skipped; the learning rate and the momentum of each step that is taken are printed, all on one line.
+ * "plateau" in place of STEPS takes options of cairn_plateau_options, a bar, and metrics: the base rate after each
+ * metric is printed. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* What an optimizer saves, and when it refuses to: single facts. tests/train/resume_test.c has whole trainings. */
+/* The state that an optimizer saves, and when saving is an error: single facts. tests/train/resume_test.c tests whole
+ * trainings. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

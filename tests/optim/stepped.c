@@ -1,10 +1,10 @@
-/* Steps an optimizer over gradients from a file, for test_torch.py: (STEPS + 1) * N f32 numbers, of which the first N
- * are weights. A line of input is
+/* Steps an optimizer with gradients from a file, for test_torch.py. The file has (STEPS + 1) * N f32 numbers; the first
+ * N are the initial weights. A line of input is
  *
  *     KIND TYPE FIELD VALUE ...        TYPE: f32, or of halves beside f32 masters
  *
- * where fields are those of the kind's options; the reply is a line of all weights and one of each state. Gradients are
- * multiplied by a loss scale, which the step takes away. */
+ * where fields are those of the kind's options; the reply is a line with all weights and one line per state. Gradients
+ * are multiplied by a loss scale, which the step divides out. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* amp over stages: one loss scale, one decision to skip, one norm. */
+/* amp over pipeline stages: one loss scale, one skip decision, one gradient norm. */
 #include "chain.h"
 
 #include "../kept_log.h"

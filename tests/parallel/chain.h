@@ -1,4 +1,4 @@
-/* A chain of small layers, trained by one rank that makes a backward for each micro-batch itself, or in stages. */
+/* A chain of small layers, trained in stages, or by one rank that runs a backward per micro-batch itself. */
 #ifndef TESTS_PARALLEL_CHAIN_H
 #define TESTS_PARALLEL_CHAIN_H
 

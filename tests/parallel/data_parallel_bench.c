@@ -1,14 +1,13 @@
-/* Two replicas of a model in two threads: what cairn_data_parallel makes of a step, beside one thread with the whole
- * batch, ddp over two thread ranks with half of it each, and two trainings of half of it that know nothing of each
- * other.
+/* Times a step of cairn_data_parallel with two replicas in two threads against one thread with the whole batch, ddp
+ * over two thread ranks with half the batch each, and two independent trainings of half the batch.
  *
  *     build/tests/parallel/data-parallel-bench [mlp layers width rows]
  *     build/tests/parallel/data-parallel-bench bert [layers rows length]
- *     build/tests/parallel/data-parallel-bench times ...    the same in lines for tools/bench-replicas:
+ *     build/tests/parallel/data-parallel-bench times ...    prints lines for tools/bench-replicas:
  *
  *     time <round> alone|replicas|ddp|independent <ns of a step>
  *
- * Medians of rounds in which all are measured one after the other; the two losses of one model were compared before. */
+ * Prints medians over rounds that measure all variants one after the other, after comparing their losses. */
 #include <math.h>
 #include <pthread.h>
 #include <string.h>

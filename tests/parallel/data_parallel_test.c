@@ -1,9 +1,9 @@
-/* Replicas of a model in threads: one rank's bits on the whole batch, on the CPU, where nothing has to be rounded. On
- * the device of CAIRN_DEVICE, with several replicas on a GPU where there are too few. It touches no memory of a GPU
- * behind its back.
+/* Replicas of a model in threads give the bits of one rank on the whole batch; the data is exact on the CPU. Runs on
+ * the device of CAIRN_DEVICE, with several replicas per GPU if there are too few GPUs, and accesses GPU memory only
+ * through Cairn.
  *
- * usage: data_parallel_test [cuda | few]    (cuda: there, ends with 77 where there is no GPU; few: cases, for stand-ins
- *                                           that guard their memory, which takes long) */
+ * usage: data_parallel_test [cuda | few]    (cuda: exits with 77 if there is no GPU; few: fewer cases, for stand-ins
+ *                                           that guard their memory, which is slow) */
 #include "chain.h"
 
 #include <malloc.h>

@@ -1,4 +1,4 @@
-/* Pipelines that fail: every rank ends with a sentence, soon. Ranks are processes where one of them ends. */
+/* Pipelines that fail: every rank soon returns an error message. Ranks are processes in cases in which one exits. */
 #include "../comm/group_processes.h"
 
 #include "chain.h"

@@ -1,7 +1,7 @@
-/* Stages on a GPU each, on real ones or on the stand-in: three where the machine has so many, or two; with one GPU the
- * rank is alone and has two stages.
+/* Stages with one GPU each, on real GPUs or on the stand-in: three or two, as the machine has; with a single GPU one
+ * rank runs two stages.
  *
- * usage: gpu_stages_test [required]    (without the word it ends with 77 where there is no GPU) */
+ * usage: gpu_stages_test [required]    (without the word: exits with 77 if there is no GPU) */
 #include "chain.h"
 
 #include <poll.h>

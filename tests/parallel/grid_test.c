@@ -1,4 +1,4 @@
-/* Replicas of pipelines: the bits of one rank on the whole batch where nothing has to be rounded. */
+/* Replicated pipelines give the bits of one rank on the whole batch; the data is exact. */
 #include "chain.h"
 
 #include "../kept_log.h"

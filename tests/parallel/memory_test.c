@@ -1,4 +1,4 @@
-/* Memory of a stage: with 1F1B that of the micro-batches in flight, whatever the number of micro-batches. */
+/* With 1F1B a stage needs the memory of the micro-batches in flight, independent of the number of micro-batches. */
 #include "chain.h"
 
 #include "nn/tape.h"

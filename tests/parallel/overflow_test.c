@@ -1,4 +1,4 @@
-/* amp_last_overflow on every stage: what overflowed on one is known on all. */
+/* amp_last_overflow reports an overflow of one stage on all stages. */
 #include "../comm/group_processes.h"
 
 #include "chain.h"

@@ -1,4 +1,4 @@
-/* A ResNet in two parts, cut anywhere, takes its weights from the whole one's file and computes what that does. */
+/* A ResNet in two parts, split at any block, loads its weights from the whole model's file and computes the same. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Stages against one rank: the same bits in every schedule, for micro-batches of any size. */
+/* Pipelines give the same bits as one rank, in every schedule and for micro-batches of any size. */
 #include "chain.h"
 
 #include "kernels/kernels.h"

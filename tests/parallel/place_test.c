@@ -1,4 +1,4 @@
-/* Lines of ranks in a grid say replica and stage, of processes and of threads. */
+/* Log lines of ranks in a grid name replica and stage, for ranks as processes and as threads. */
 #include "../ranks.h"
 
 #include <unistd.h>

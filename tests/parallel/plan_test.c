@@ -1,5 +1,5 @@
-/* Schedules, executed by ranks of arithmetic: every schedule ends, with no more messages on the way than there are
- * slots, and messages arrive in the order in which they are wanted. */
+/* Executes schedules on simulated ranks: every schedule terminates, never has more messages in flight than slots, and
+ * delivers messages in the order in which they are needed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

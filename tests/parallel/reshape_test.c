@@ -1,4 +1,4 @@
-/* Checkpoints that are loaded in another shape: other numbers of replicas and stages than they were saved in. */
+/* Loading checkpoints with other numbers of replicas and stages than they were saved with. */
 #include "chain.h"
 
 #include "../state/folder.h"

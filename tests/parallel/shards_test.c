@@ -1,6 +1,6 @@
-/* Replicas of pipelines that share their updates (ddp_options.shard_optimizer): the bits of the same grid without it;
- * an overflow in any stage and shard skips the step of all; norms are those of all stages and shards. And rates that go
- * by norms, over stages. */
+/* Replicated pipelines with sharded optimizers (ddp_options.shard_optimizer): the same bits as the grid without
+ * sharding; an overflow in any stage and shard skips the step everywhere; norms cover all stages and shards. Also
+ * optimizers that use parameter norms, over stages. */
 #include "chain.h"
 
 #include "../kept_log.h"

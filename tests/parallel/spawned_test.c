@@ -1,5 +1,5 @@
-/* Ranks as processes and as threads give the same bits; a thread that fails within a step ends the others' with its
- * sentence. */
+/* Ranks as processes and as threads give the same bits; if a thread fails within a step, the others' steps end with its
+ * error message. */
 #include "../comm/group_processes.h"
 
 #include "chain.h"

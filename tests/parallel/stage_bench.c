@@ -1,4 +1,4 @@
-/* Two stages on two ranks: what an activation costs from one to the other, and what micro-batches save.
+/* Two stages on two ranks: the cost of sending activations, and the gain from micro-batches.
  *
  *     cairn-run --nproc_per_node 2 build/tests/parallel/pipeline-bench [layers width rows]
  *     cairn-run --nproc_per_node 2 build/tests/parallel/pipeline-bench resnet [size batch blocks-of-the-first-half]
@@ -9,7 +9,7 @@
  *    micro-batches, beside the halves alone, both ranks at once and without messages: a step cannot take less than
  *    (M + 1) / M of the slower one, if micro-batches cost no more than their part of the batch.
  *
- * Medians of rounds in which all are measured one after the other; results were checked in the first one. */
+ * Prints medians over rounds that measure all variants one after the other; the first round checks the results. */
 #include <math.h>
 #include <string.h>
 

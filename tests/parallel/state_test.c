@@ -1,4 +1,4 @@
-/* Checkpoints of stages: a training that is ended and begun anew has the bits of one that goes on. */
+/* Checkpoints of stages: a resumed training has the same bits as an uninterrupted one. */
 #include "chain.h"
 
 #include "../state/folder.h"

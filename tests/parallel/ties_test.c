@@ -1,4 +1,4 @@
-/* One matrix in the first and in the last stage, against one module that uses it twice. */
+/* Tied weights: one matrix in the first and in the last stage, against one module that uses it twice. */
 #include "../ranks.h"
 
 #include <math.h>

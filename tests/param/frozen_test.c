@@ -1,5 +1,5 @@
-/* Parameters that are frozen: which a pattern names, what becomes of a waiting gradient and its memory, and arrays of
- * the user's. */
+/* Frozen parameters: patterns that select them, the fate of a pending gradient and its memory, and user-owned
+ * arrays. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Parameter sets: what they refuse, how gradients accumulate, who is named. */
+/* Parameter sets: errors, accumulation of gradients, and parameter names in messages. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* What a parameter set saves, and when it refuses to. */
+/* The state that a parameter set saves, and when saving is an error. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

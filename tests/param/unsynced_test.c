@@ -1,5 +1,4 @@
-/* Gradients that stay a rank's own: what becomes of them in the first that is synchronised, or in a step that comes
- * before. */
+/* Unsynced gradients: they are added to the next synchronised gradient, or used by a step that comes before. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,9 +1,10 @@
-/* Random walks of gradients, beside a model that is written from the words of param/grad.h: after every call states,
- * values and flags are the model's, and what changed is an edge of the diagram there. All edges are taken.
+/* Random walks through the states of gradients, against a model written from the description in param/grad.h: after
+ * every call states, values and flags equal the model's, and every transition is an edge of the diagram there. All
+ * edges are taken.
  *
- * The model's arithmetic is exact. Values are integers, loss scales and clipping coefficients powers of 2, of which a
- * walk multiplies by 2^-6 at most; a walk forgets gradients above 2^13, and one transition makes them 8 times as large
- * at most. So an f32 sum has 22 bits and is exact, and a half slot is one rounding of the exact sum.
+ * The model's arithmetic is exact. Values are integers, loss scales and clipping coefficients are powers of 2 whose
+ * product in a walk is at least 2^-6; a walk forgets gradients above 2^13, and one transition enlarges them at most 8
+ * times. So an f32 sum needs 22 bits and is exact, and a half slot is one rounding of the exact sum.
  *
  * usage: walk_test [WALKS [FIRST]]    (CAIRN_TEST_SEEDS in the environment overrides WALKS) */
 #include <math.h>

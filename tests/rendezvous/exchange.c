@@ -1,8 +1,9 @@
-/* exchange: ranks that meet at a store and read what each of the others wrote there, and no more, so that they may be
- * on any number of machines. The launcher's store where it has one, rank 0's otherwise.
+/* exchange: ranks that meet at a store and only read each other's keys, so that they may be on any number of machines.
+ * Uses the launcher's store if it has one, otherwise rank 0's.
  *
- * usage: exchange leave | stay | fail RANK [ATTEMPT]     (what ranks do once all have read everything; fail: that rank
- * exits with 7 and the others stay, in attempt 0 or the one given; in others all leave) */
+ * usage: exchange leave | stay | fail RANK [ATTEMPT]     (what ranks do once all have read all keys)
+ *
+ * fail: in attempt ATTEMPT (0) rank RANK exits with 7 and the others stay; in other attempts all leave */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,8 @@
-/* Replies of a hostile or broken server into the TCP store's client, which must never crash, wait without end, leak, or
- * say that something went well when the bytes say otherwise. What the client sends must be requests that a server
- * takes.
+/* Feeds replies of a hostile or broken server to the TCP store's client, which must never crash, hang, leak, or report
+ * success against the bytes. The client's own output must be valid requests.
  *
- * Time and network are the input's: poll and the clock are replaced (the linker's --wrap). When the client waits, it
- * gets the next piece of the replies, or silence until its time is over; after the last piece the server hangs up.
+ * The input controls time and network: the linker's --wrap replaces poll and the clock. When the client waits, it gets
+ * the next piece of the replies, or silence until its timeout; after the last piece the server hangs up.
  *
  * Input: a byte for the dialect, the number of calls, so many bytes for the calls, then pieces: a length (0 = silence)
  * and so many bytes. */

@@ -1,8 +1,9 @@
-/* A stranger between clients and servers of two jobs, which have a secret each, or both know one at different ports. He
- * has heard every message, and sends what he likes: whole, in part, mixed, back to its sender, to the other job. No
- * server may trust him, and no client believe him. Beside him, an honest client always gets in.
+/* An attacker between clients and servers of two jobs, which have different secrets, or the same secret at different
+ * ports. The attacker sees every message and sends anything: whole messages, parts, mixtures, reflections, replays to
+ * the other job. No server may trust the attacker and no client accept its proof, and an honest client must always be
+ * admitted.
  *
- * Input: records of an action, whom it concerns, a message, its part. */
+ * Input: records of an action, its target, a message, and the part of the message. */
 #include "../fuzz.h"
 
 #include <stdbool.h>

@@ -1,7 +1,8 @@
-/* Bytes of several connections into sessions, in any pieces. The same input goes to two worlds, to one of them chopped
- * at random places; both must end alike, and in each what holds of sessions must hold after every piece.
+/* Feeds bytes of several connections to sessions, in arbitrary pieces. The same input goes to two servers, to one of
+ * them split at random positions; both must end in the same state, and the invariants of sessions must hold after every
+ * piece.
  *
- * Input: records of a byte (session, what to do), a number, and for most so many bytes. */
+ * Input: records of a byte (session and action), a number, and for most actions that many bytes. */
 #include "../fuzz.h"
 
 #include <stdbool.h>

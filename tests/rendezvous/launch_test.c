@@ -1,5 +1,5 @@
-/* Launch facts: the environments of real launchers, half, contradicting and absurd ones, where ranks meet in each,
- * every error, and what stays in argv. */
+/* Launch facts: the environments of real launchers and incomplete, contradictory and absurd ones, the resulting meeting
+ * places, every error, and what remains in argv. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

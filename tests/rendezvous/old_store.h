@@ -1,7 +1,8 @@
-/* A TCP store as PyTorch 1.13 serves it, with its bad manners, from the transcripts: one thread that reads whatever a
- * request lacks before it serves others; numbers without VALIDATE; no sentence before it hangs up: on an op it
- * does not know, on GET of a missing key, on ADD to a text, on a length that no string can have. Only SET and ADD wake
- * who waits. Replies leave in pieces. What a client must not do to it is counted. */
+/* A TCP store that behaves like PyTorch 1.13's, including its flaws, as seen in the transcripts: one thread, which
+ * blocks until a request is complete before it serves other clients; numbers without VALIDATE; it hangs up without an
+ * error message on an unknown op, on GET of a missing key, on ADD to a text, and on an impossible string length. Only
+ * SET and ADD wake waiting clients. Replies are sent in pieces. Requests that a client must not send to such a store
+ * are counted. */
 #ifndef TESTS_DIST_OLD_STORE_H
 #define TESTS_DIST_OLD_STORE_H
 

@@ -1,4 +1,4 @@
-/* The job's secret: where it comes from, how a store's client and server prove it to each other, and whom a store
+/* The job's secret: its sources, the mutual proof between a store's client and server, and the clients that a store
  * trusts without it. */
 #include <setjmp.h>
 #include <stdarg.h>

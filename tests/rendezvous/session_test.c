@@ -1,4 +1,4 @@
-/* Sessions without sockets: limits, and what no client that behaves can bring about. */
+/* Store sessions without sockets: limits, and cases that no correct client causes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* The TCP store's client: how it finds a server and learns its dialect, which bytes it sends, and what it makes of
- * answers that no store gives. */
+/* The TCP store's client: finding a server, detecting its dialect, the bytes that it sends, and its handling of
+ * impossible replies. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,4 @@
-/* What only a store in a file can get wrong: records cut short, bytes that are none of its own, locks, and the file's
- * end. */
+/* Specific to file stores: truncated records, foreign bytes, locks, and removal of the file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>

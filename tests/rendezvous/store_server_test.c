@@ -1,5 +1,5 @@
-/* The store's server as raw bytes on the wire. Transcripts are those of PyTorch's TCPStore; numbers are little
- * endian. */
+/* The store's server, tested with raw bytes on the wire. Transcripts are from PyTorch's TCPStore; numbers are
+ * little-endian. */
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-/* Every kind of store goes through the same cases: what a call does must not depend on where the keys are. */
+/* Runs the same cases on every kind of store, since calls must behave the same wherever the keys are stored. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

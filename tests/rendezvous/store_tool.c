@@ -1,4 +1,4 @@
-/* A store for tests in other languages.
+/* A store for tests written in other languages.
  *
  *   store_tool serve                               serves at a free port, which it prints, until its input ends
  *   store_tool host PORT WORLD                     hosts until then; waits for WORLD clients, its own among them, and
@@ -6,7 +6,7 @@
  *   store_tool PORT TIMEOUT CALL [+ CALL]...       joins the store at 127.0.0.1 and calls; one line of output a call
  *
  * Calls: set K V, get K, add K N, wait K..., check K..., compare_set K EXPECTED DESIRED, append K V, delete K,
- * num_keys, and sleep MS. What fails is "error" and the sentence. */
+ * num_keys, and sleep MS. A call that fails prints "error" and the message. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Keys and values in memory: what every store stands on. */
+/* The in-memory table of keys and values that all stores use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* What PyTorch's stores and their clients said to each other (transcripts/, by record_store.py) is said again: the
- * clients' bytes to sessions of our server, which has to answer with the recorded ones, and our client's calls to the
- * recorded answers. This holds the protocol where no PyTorch is installed; torch_store.py tries the real ones. */
+/* Replays recorded conversations of PyTorch's stores and clients (transcripts/, made by record_store.py): the clients'
+ * bytes go to sessions of Cairn's server, which must answer with the recorded bytes, and Cairn's client gets the
+ * recorded answers. This checks the protocol without PyTorch; torch_store.py tests against the real PyTorch. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

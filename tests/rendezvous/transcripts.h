@@ -1,4 +1,4 @@
-/* What PyTorch's TCPStore clients and servers say to each other, a line a turn: '>' to the server, '<' from it
+/* Conversations of PyTorch's TCPStore clients and servers, one line per turn: '>' to the server, '<' from it
  * (wire_script.h). */
 #ifndef CAIRN_TESTS_TRANSCRIPTS_H
 #define CAIRN_TESTS_TRANSCRIPTS_H

@@ -1,5 +1,6 @@
-/* Transcripts of the TCP store as text, and talking by them: "01 | 02*8 '/k'" is hex bytes, XX*8 a little-endian u64,
- * 'text'; '|' and spaces are for the reader. With cmocka.h before it, talking and hearing too. */
+/* Transcripts of the TCP store as text, and functions that send and expect them: "01 | 02*8 '/k'" means hex bytes, XX*8
+ * a little-endian u64, 'text'; '|' and spaces are ignored. The functions that send and expect need cmocka.h to be
+ * included first. */
 #ifndef CAIRN_TESTS_WIRE_SCRIPT_H
 #define CAIRN_TESTS_WIRE_SCRIPT_H
 

@@ -1,5 +1,5 @@
-/* Checkpoints of an object with an entry of every owner, saved on some numbers of ranks and loaded on others; what is
- * broken in a folder, and what does not fit. */
+/* Checkpoints of an object with entries of every kind of owner, saved and loaded on different numbers of ranks; damaged
+ * folders; and checkpoints that do not match the program. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>

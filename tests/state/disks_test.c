@@ -1,5 +1,5 @@
-/* Checkpoints on disks that are slower than the ranks' timeout, on file systems that cannot exchange two names, and in
- * folders that not all ranks see. */
+/* Checkpoints on disks that are slower than the ranks' timeout, on file systems that cannot exchange two names
+ * atomically, and in folders that not all ranks see. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-/* Files that are whole or absent, and readers of files that are not. */
+/* Atomic file writes, and readers of incomplete files. */
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>

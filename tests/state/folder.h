@@ -1,4 +1,4 @@
-/* A folder for the files of a test, which goes with all that is in it. Needs cmocka. */
+/* A temporary folder for a test, removed with its contents at the end. Needs cmocka. */
 #ifndef TESTS_STATE_FOLDER_H
 #define TESTS_STATE_FOLDER_H
 

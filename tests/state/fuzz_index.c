@@ -1,4 +1,5 @@
-/* Any bytes as the index of weights beside two files: refused with a sentence, or every tensor is in one of them. */
+/* Arbitrary bytes as the index of two weights files: loading fails with a message, or every tensor is in one of the
+ * files. */
 #include <fcntl.h>
 
 #include "../fuzz.h"

@@ -1,5 +1,5 @@
-/* Any bytes as checkpoint.json: refused with a sentence that names the path, or a manifest that is written and read
- * again as the same. */
+/* Arbitrary bytes as checkpoint.json: reading fails with a message that names the path, or the manifest survives being
+ * written and read again. */
 #include "../fuzz.h"
 #include "core/alloc.h"
 #include "state/state_internal.h"

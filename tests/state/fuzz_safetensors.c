@@ -1,4 +1,4 @@
-/* Any bytes as a safetensors file: refused with a sentence, or read wholly. */
+/* Arbitrary bytes as a safetensors file: opening fails with a message, or everything in it can be read. */
 #include <sys/mman.h>
 
 #include "../fuzz.h"

@@ -1,6 +1,6 @@
-/* Programs that are killed while they save, alone or one or all of several ranks, and disks that end: what is found
- * afterwards is the old checkpoint or the new one, whole. With an argument: how many kills; 40 without, or 6
- * with CAIRN_TEST_SHORT in the environment. */
+/* Programs that are killed while they save (a single process, one of several ranks, or all ranks), and disks that fail:
+ * afterwards the old or the new checkpoint is there, complete. With an argument: how many kills; 40 without, or 6 with
+ * CAIRN_TEST_SHORT in the environment. */
 #include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* Checkpoints of real objects that do not quite fit: what is refused changes nothing, and what one of program and
- * checkpoint lacks on purpose is left. */
+/* Checkpoints that do not quite match the program's objects: a failed load changes nothing, and objects that program or
+ * checkpoint may lack are left unchanged. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

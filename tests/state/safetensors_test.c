@@ -1,4 +1,4 @@
-/* The safetensors format: files that come back, and files of strangers, each of which has its sentence. */
+/* The safetensors format: round trips, and malformed files, each with its error message. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Signals that ask for checkpoints come at any moment of a step, within products too. */
+/* Signals that request checkpoints may arrive at any moment of a step, also within matrix products. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
-/* What saving and loading a state costs, beside dd on the same disk and memcpy of the same bytes, taken in turn in one
- * run. What is loaded is compared, or there is no figure.
+/* The cost of saving and loading a state against dd on the same disk and memcpy of the same bytes, alternating in one
+ * run. Prints no figure unless the loaded state equals the saved one.
  *
- * usage: state-bench [FOLDER [MEGABYTES]]      in a folder of its own there; 1000 */
+ * usage: state-bench [FOLDER [MEGABYTES]]      works in a new subfolder; default 1000 MB */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -1,8 +1,8 @@
-/* Weights of another device's memory go to files and come back as the CPU's do.
+/* Saving and loading weights in another device's memory gives the same files and values as on the CPU.
  *
  *     weights_device DEVICE [required]
  *
- * Exits 77 where there is no such device, and 1 if it is required. */
+ * Exits with 77 if the device does not exist, or with 1 if it is required. */
 #include <unistd.h>
 
 #include "../check.h"

@@ -1,4 +1,4 @@
-/* Weights that go to files and come back: at every level, under other names, in parts, in several files. */
+/* Saving and loading weights: at every level, under other names, in parts, in several files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

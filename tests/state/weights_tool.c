@@ -1,7 +1,7 @@
-/* Weights for Python to read, and Python's to copy.
+/* Writes weights for Python to read, and copies weights written by Python.
  *
- *   weights_tool save FOLDER       a small net in every kind of file, and its input and output in io.safetensors
- *   weights_tool copy FROM TO      every tensor and text of a file, of whatever type */
+ *   weights_tool save FOLDER       writes a small net as every kind of file, and its input and output as io.safetensors
+ *   weights_tool copy FROM TO      copies every tensor, of any type, and every text of a file */
 #include <sys/stat.h>
 
 #include "../check.h"

@@ -1,4 +1,4 @@
-/* What programs write with Cairn's headers besides calls. headers.py compiles it as C99 and as C++17, with warnings. */
+/* How programs use Cairn's headers besides calls. headers.py compiles this file as C99 and as C++17, with warnings. */
 #include <cairn/cairn.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* The data that collectives are timed with, and the look at their results, which must see any single wrong bit. */
+/* The data that collectives are timed with, and the check of their results, which must detect any single wrong bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* LD_PRELOAD this: the process gets a SIGTERM when it opens /dev/null for the first time, as cairn-run does before all
+/* LD_PRELOAD this: the process receives a SIGTERM when it first opens /dev/null, which cairn-run does before anything
  * else. */
 #include <fcntl.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* The quick start's own source, as a rank that test_faults.py disturbs: it trains for ever in attempts below
- * FAULTY_ATTEMPTS, as its arguments say in later ones, and SIGUSR1 makes it leave without a word. */
+/* Includes the quick start's source, as a rank that test_faults.py disturbs: in attempts below FAULTY_ATTEMPTS it
+ * trains forever, in later ones as its arguments say; SIGUSR1 makes it exit without a message. */
 #define main train
 static int train(int argc, char **argv);
 #include "../../examples/01_linear_regression.c"

@@ -1,4 +1,4 @@
-/* A rank that does nothing but meet the others at the launcher's store, where no rank has been before, and leave. */
+/* A rank that only meets the others at the launcher's still empty store and exits. */
 #include <stdio.h>
 #include <stdlib.h>
 

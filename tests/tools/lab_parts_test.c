@@ -1,5 +1,5 @@
-/* What experiments of cairn-lab compute with: sums by their closed forms, reductions on exact numbers, gradients of
- * trainings that are planted or bounded, and repetition. */
+/* The building blocks of cairn-lab's experiments: sums against closed forms, reductions of exact numbers, planted and
+ * bounded gradients, and repeatability. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

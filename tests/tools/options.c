@@ -1,4 +1,4 @@
-/* Prints what cairn-run makes of its arguments, a field on each line, then the ranks' words; test_options_torch.py. */
+/* Prints cairn-run's parsed options, one field per line, then the ranks' arguments; for test_options_torch.py. */
 #include <stdio.h>
 
 #include "tools/run/options.h"

@@ -1,4 +1,4 @@
-/* cairn-run's logs: where each stream goes, what is shown of teed files, and a console that is closed or slow. */
+/* cairn-run's logs: the destination of each stream, the output of teed files, and a closed or slow console. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

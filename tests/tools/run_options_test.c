@@ -1,4 +1,4 @@
-/* cairn-run's options: words and variables, the fields they give, and the sentence for each way to get them wrong. */
+/* cairn-run's options: arguments and variables, the resulting fields, and the error message for each mistake. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

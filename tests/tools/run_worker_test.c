@@ -1,4 +1,4 @@
-/* What a rank of cairn-run is told: arguments and environment. */
+/* The arguments and environment that cairn-run passes to a rank. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

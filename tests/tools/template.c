@@ -1,5 +1,5 @@
-/* Prints what substitute() makes of each text on standard input; texts end with NUL there and here.
- * test_template.py starts it. */
+/* Prints the result of substitute() for each NUL-terminated text on stdin, also NUL-terminated; for
+ * test_template.py. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

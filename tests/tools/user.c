@@ -1,4 +1,4 @@
-/* A user's program: all it knows of Cairn is what pkg-config says of an installed one. */
+/* A user's program, built against an installed Cairn by means of pkg-config only. */
 #include <cairn/cairn.h>
 #include <stdio.h>
 

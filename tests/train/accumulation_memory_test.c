@@ -1,6 +1,7 @@
-/* accumulation_memory_test: a step of 32 micro-batches takes the memory of one, and the f32 sums of gradients, for the
- * nets of examples 05 to 07, at every level; CAIRN_TEST_SHORT in the environment: at O0, O2 in f16 and O3. Built once
- * an example, which it includes. Each training is a process, whose peak of resident memory is the system's. */
+/* accumulation_memory_test: a step of 32 micro-batches needs the memory of one micro-batch plus the accumulated f32
+ * gradients, for the nets of examples 05 to 07, at every level; CAIRN_TEST_SHORT in the environment: at O0, O2 in f16
+ * and O3. Built once per example, which it includes. Each training is a process of its own, whose peak resident memory
+ * the system reports. */
 int example_main(int argc, char **argv);
 #define main example_main
 #include EXAMPLE

@@ -1,5 +1,5 @@
-/* examples/bert without a peer: what config.json may say, what a forward and a file must be, dropout, levels of amp.
- * test_bert.py compares values with Hugging Face's. */
+/* examples/bert without Hugging Face: valid and invalid config.json, forward, files, dropout, amp levels. test_bert.py
+ * compares values with Hugging Face's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

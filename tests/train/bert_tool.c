@@ -1,7 +1,7 @@
-/* examples/bert's model for Python to compare with.
+/* Runs examples/bert's model for comparisons in Python.
  *
- *   bert_tool init CONFIG SEED OUT            a new model's weights into the folder OUT
- *   bert_tool copy MODEL OUT [f32|f16|bf16]   what bert_load reads, as bert_save writes it
+ *   bert_tool init CONFIG SEED OUT            writes a new model's weights to the folder OUT
+ *   bert_tool copy MODEL OUT [f32|f16|bf16]   loads with bert_load and saves with bert_save
  *   bert_tool run MODEL INPUTS OUT [again]    one forward and backward; MODEL has no dropout. INPUTS has ids.npy,
  *                                             labels.npy and, if they exist, mask.npy and types.npy, all i64;
  *                                             OUT/out.safetensors gets logits and loss, and OUT/model.safetensors the

@@ -1,10 +1,10 @@
-/* Another device trains as the CPU does: every level in both half types, on the quick start, on an MLP of six layers
- * and on layers of BERT's encoder with dropout, loss by loss. Devices add up in different orders, so losses part by
- * what that rounds differently.
+/* Another device trains like the CPU: at every level and in both half types, on the quick start, a six-layer MLP and
+ * layers of BERT's encoder with dropout, compared loss by loss. Devices sum in different orders, so losses differ by
+ * the resulting rounding errors.
  *
  *     devices_agree DEVICE [quick]                quick: narrow layers
  *
- * Exits 77 where there is no such device. */
+ * Exits with 77 if the device does not exist. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>

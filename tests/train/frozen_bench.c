@@ -1,5 +1,5 @@
-/* What a frozen trunk costs: the step of a model of eight layers of which only the last is trained, beside the forward
- * of the other seven without a graph and a step of the last alone on what that gives, taken in turn in one run.
+/* The cost of a frozen trunk: the step of an eight-layer model of which only the last layer is trained, against a
+ * forward of the other seven without a graph plus a step of the last layer on its output, alternating in one run.
  *
  * usage: frozen-bench [WIDTH [BATCH]] */
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Mutated config.json: each is read, with values that a model can be made of and that come back when written, or
- * refused with a sentence that names the file. */
+/* Mutated config.json files: reading either succeeds, with values that a model can be built from and that survive being
+ * written, or fails with a message that names the file. */
 #include <fcntl.h>
 
 #include "../fuzz.h"

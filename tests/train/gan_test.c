@@ -1,5 +1,6 @@
-/* A GAN whose discriminator is frozen in the generator's step: the bits of one that is not, at every level, on one rank
- * and on two, and nothing of the discriminator is computed or sent there. */
+/* A GAN whose discriminator is frozen during the generator's step has the same bits as one without freezing, at every
+ * level, on one rank and on two, and the generator's step neither computes nor reduces gradients of the
+ * discriminator. */
 #include "../mlp.h"
 #include "../ranks.h"
 #include "ddp/context.h"

@@ -5,7 +5,7 @@
  *
  *     gpu-bench [device [width [batch]]]          cuda; six layers of 4096, batch 4096
  *
- * Where a width is given encoder and ResNet are small, too, and a step is timed once: a try.
+ * With a width, encoder and ResNet are small, too, and a step is timed only once: a smoke test.
  *
  * Prints "name = value unit", medians of ROUNDS rounds. The MLP's TFLOP/s count its products alone: forward, weight
  * gradients, and input gradients of every layer but the first, 2 * batch * width^2 each. */

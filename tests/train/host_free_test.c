@@ -1,8 +1,8 @@
 /* host_free_test DEVICE [required]
  *
- * Steps that the host does not wait for: overflows are found, skipped and told without a call that waits, and a
- * recorded step does what the step does, bit by bit, at every level. Calls that wait are counted by
- * tests/device/sync_shim.c in front of libcudart, or by the stand-in. Ends with 77 where there is no such device. */
+ * Steps without host synchronisation: overflows are detected, skipped and reported without a call that waits, and a
+ * captured step gives the same bits as the step itself, at every level. tests/device/sync_shim.c in front of libcudart,
+ * or the stand-in, counts the calls that wait. Exits with 77 if the device does not exist. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* launches_test [--table]
  *
- * What a training step queues: kernels, products, copies and clears, as the stand-in for CUDA counts them. The sizes of
- * a step change nothing here, as long as its lists of tensors fit one launch. --table prints who queues what. Ends with
- * 77 where there is no stand-in. */
+ * The kernels, products, copies and clears that a training step queues, as counted by the stand-in for CUDA. The counts
+ * do not depend on tensor sizes as long as a list of tensors fits one launch. --table prints who queues what. Exits
+ * with 77 without the stand-in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

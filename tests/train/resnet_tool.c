@@ -1,7 +1,8 @@
 /* One forward and backward of a ResNet, for test_resnet.py: resnet_tool DEPTH CLASSES train|eval FOLDER.
  *
- * Reads FOLDER/weights.safetensors (all of them, and no others), x.npy and y.npy; writes the scores to scores.raw, the
- * gradient of parameter NAME to NAME.grad, all f32, and weights and buffers to after.safetensors. */
+ * Reads FOLDER/weights.safetensors (strictly: all tensors of the model and no others), x.npy and y.npy; writes the
+ * scores to scores.raw and the gradient of parameter NAME to NAME.grad, all f32, and weights and buffers to
+ * after.safetensors. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Trainings that go on from a state to the bit, whatever they are made of. */
+/* Resumed trainings have the same bits as uninterrupted ones, for all combinations of features. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* spawned: the ranks of any program, as processes of this one.   usage: spawned RANKS program arguments */
+/* spawned: runs any program as the ranks of cairn_spawn.   usage: spawned RANKS program arguments */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

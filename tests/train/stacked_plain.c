@@ -1,6 +1,6 @@
 /* A trainer in the shape of llm.c's train_gpt2.c: 16 parameter tensors, of which 12 have a slice for each layer, all in
- * one allocation; gradients in another, AdamW over both. In attention's place stands a gated mean over earlier tokens,
- * which takes the same tensors. stacked.c is the same trainer with Cairn; docs/from-apex.md shows the difference.
+ * one allocation; gradients in another, AdamW over both. A gated mean over earlier tokens replaces attention and uses
+ * the same tensors. stacked.c is the same trainer with Cairn; docs/from-apex.md shows the diff.
  *
  *     ./stacked_plain STEPS */
 #include <math.h>

@@ -1,6 +1,6 @@
-/* steady_test: the nets of examples 05 to 07, at every level: a step allocates nothing once a few have gone before, the
- * losses of a batch that is learnt by heart go down, and where CAIRN_DEVICE names a GPU they are those of the CPU, as
- * near as the level allows. Built once an example, which it includes. */
+/* steady_test: the nets of examples 05 to 07 at every level. After a few steps a step allocates nothing; the losses on
+ * a single batch fall; and if CAIRN_DEVICE names a GPU they equal the CPU's as closely as the level allows. Built once
+ * per example, which it includes. */
 int example_main(int argc, char **argv);
 #define main example_main
 #include EXAMPLE
