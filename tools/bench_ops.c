@@ -1,12 +1,12 @@
 /* The worker of `tools/cairn-bench ops`: runs operations of BERT-base, ResNet-18 and ResNet-50, forward and backward,
- * on one thread, and says how much processor time they took and what came out, so that the driver can compare both
- * with PyTorch.
+ * on one thread, and prints their processor time and checksums of their results, which the driver compares with
+ * PyTorch's.
  *
- * Without arguments it answers lines on stdin:
- *     list                       a line a case: name | net | count in the net | inputs | PyTorch expression
+ * Without arguments it answers commands on stdin:
+ *     list                       a line per case: name | net | count in the net | inputs | PyTorch expression
  *     run NAME TYPE TIMES        "us N.N" for each run, then "sum X" for the result and each gradient, then "end"
- *     memory TYPE                "kib N", what steps of the MLP under AdamW add to the peak of a fresh process
- * Values of input k are those of value_of(k, i): the driver makes the same. */
+ *     memory TYPE                "kib N", by which steps of the MLP under AdamW raise a fresh process's peak
+ * Values of input k are value_of(k, i); the driver generates the same values. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +24,10 @@ enum { MAX_INPUTS = 5 };
 
 struct bench_case {
     const char *name, *net;
-    int count; /* how often the net has it in a step */
+    int count; /* number of times that the net runs it per step */
     cairn_tensor *(*build)(cairn_tensor **in);
     const char
-        *inputs; /* shapes, then a letter: g wants a gradient, f does not, n f32 that does, s f32 state, i N classes */
+        *inputs; /* shapes and a letter: g requires a gradient, f does not, n f32 that does, s f32 state, i N classes */
     const char *torch;
 };
 
@@ -74,7 +74,7 @@ static cairn_tensor *build_mlp(cairn_tensor **in) {
     return x;
 }
 
-/* What PyTorch calls the same; T is the type under test. */
+/* The PyTorch expression; T is the type under test. */
 #define CONV(stride, padding) "F.conv2d(a, b, None, " #stride ", " #padding ")"
 #define NORM                  "F.batch_norm(a, d, e, b, c, True, 0.1, 1e-5)"
 
@@ -170,13 +170,13 @@ struct input {
     int64_t shape[CAIRN_MAX_DIMS];
     int64_t classes;
     cairn_tensor *tensor;
-    struct cairn__param *param; /* where it wants a gradient */
+    struct cairn__param *param; /* if it requires a gradient */
 };
 
 struct run {
     cairn_env *env;
     const struct bench_case *c;
-    struct cairn_param_set *set, *wide; /* of the type under test; of f32 */
+    struct cairn_param_set *set, *wide; /* parameters of the type under test; of f32 */
     int count;
     struct input in[MAX_TENSORS];
     cairn_tensor *dy;
@@ -285,7 +285,7 @@ static void backward(struct run *r, cairn_tensor *y) {
     else need(cairn_backward(y), r->c->name);
 }
 
-/* Absolute values: signs cancel and hide a wrong element. */
+/* Sum of absolute values, since signed terms could cancel and hide a wrong element. */
 static double sum_of(const float *x, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += fabs((double)x[i]);
@@ -307,7 +307,7 @@ static void print_sums(struct run *r, cairn_tensor *y) {
     }
 }
 
-/* Processor time, which other programs on the machine do not add to. */
+/* Processor time, which does not include other programs. */
 static double cpu_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -347,7 +347,7 @@ static void list(void) {
     }
 }
 
-/* A line of /proc/self/status, in KiB. */
+/* Reads a line of /proc/self/status, in KiB. */
 static long status_kib(const char *name) {
     FILE *f = fopen("/proc/self/status", "r");
     char line[128];
@@ -359,14 +359,14 @@ static long status_kib(const char *name) {
     return kib;
 }
 
-/* The peak begins anew at what is held now. */
+/* Resets the peak to the current memory use. */
 static void forget_peak(void) {
     FILE *f = fopen("/proc/self/clear_refs", "w");
     if (!f || fputs("5", f) == EOF) die("clear_refs");
     fclose(f);
 }
 
-/* What training steps add to the peak of a process that holds weights and inputs. */
+/* Prints by how much training steps raise the peak of a process that holds weights and inputs. */
 static void print_memory(cairn_env *env, cairn_dtype dtype) {
     enum { STEPS = 3 };
     struct run r = {.env = env, .c = find("mlp 6x1024, batch 128")};
@@ -374,7 +374,7 @@ static void print_memory(cairn_env *env, cairn_dtype dtype) {
     set_up(&r, dtype);
     const long before = status_kib("VmRSS:");
     forget_peak();
-    need(cairn_adamw_create(r.set, NULL, &adamw), "AdamW"); /* PyTorch makes its state within the first step */
+    need(cairn_adamw_create(r.set, NULL, &adamw), "AdamW"); /* measured: PyTorch creates state in its first step */
     for (int i = 0; i < STEPS; i++) {
         need(cairn_backward(cairn_mean(build(&r))), "backward");
         need(cairn_step(adamw), "step");

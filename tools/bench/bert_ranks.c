@@ -1,4 +1,4 @@
-/* BERT under tools/cairn-bench bert; steps.h has how it trains, bert_torch.py the same of PyTorch.
+/* BERT for tools/cairn-bench bert. steps.h describes the training; bert_torch.py is PyTorch's side.
  *
  * The model is BERT-base's: embeddings of words, positions and token types, encoder layers, pooler and a classifier of
  * 3 classes. Source: Devlin et al., "BERT", 2019; the sizes of bert-base-cased. */
@@ -134,9 +134,9 @@ static cairn_status create_adamw(cairn_param_set *params, cairn_optimizer **out)
     return cairn_adamw_create(params, &adamw, out);
 }
 
-/* ---- the products of a step alone ---- */
+/* ---- only the products of a step ---- */
 
-/* Large enough for any of them, of f32. */
+/* Large enough for any operand in f32. */
 enum { MOST_OPERAND = ROWS * INNER > WIDTH *INNER ? ROWS *INNER : WIDTH *INNER };
 
 static void *operand(const struct bench_training *t, int i) {
@@ -176,7 +176,7 @@ static void head_product(struct bench_training *t, int64_t m, int64_t n, int64_t
     t->env->device->math->product(t->env->device, &c, &a, &b);
 }
 
-/* q k^T, p v; p^T dy, dy v^T, ds k, ds^T q. What backward computes anew is no product of the step. */
+/* q k^T, p v; p^T dy, dy v^T, ds k, ds^T q. Products that backward recomputes are not counted. */
 static void attention_products(struct bench_training *t) {
     head_product(t, T, T, HEAD, false, true);
     head_product(t, T, HEAD, T, false, false);
@@ -186,7 +186,7 @@ static void attention_products(struct bench_training *t) {
     head_product(t, T, HEAD, T, true, false);
 }
 
-/* Values of all sizes a weight has: zeros would be multiplied faster where the processor knows them. */
+/* Values of a weight's typical sizes: some processors multiply zeros faster. */
 static cairn_status make_operands(struct bench_training *t) {
     const size_t n = 3 * (size_t)MOST_OPERAND, halves = sizeof(float) / sizeof(uint16_t);
     t->operands = malloc(n * sizeof(float));

@@ -1,8 +1,8 @@
-/* A rank of Cairn, or of the limit, under tools/cairn-bench, which says who it is by the variables of launchers and by
- * these words:
+/* A rank of Cairn, or of the limit, for tools/cairn-bench, which passes rank and size in the launchers' variables and
+ * these arguments:
  *
- *   bench-collectives SOCKET cairn FILE           meets the others in FILE ("-": as the launcher says)
- *   bench-collectives SOCKET limit DESCRIPTOR     shares the memory behind DESCRIPTOR with them */
+ *   bench-collectives SOCKET cairn FILE           meets the other ranks in FILE ("-": as the launcher says)
+ *   bench-collectives SOCKET limit DESCRIPTOR     shares the memory of DESCRIPTOR with the other ranks */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 
 enum { PERIOD = 1021, VALUES = 5, ROOT = 0 };
 
-/* A stretch of data; arrays repeat it. */
+/* One period of the data; arrays repeat it. */
 struct pattern {
     size_t width; /* bytes of an element */
     uint8_t bytes[PERIOD * sizeof(double)];
@@ -73,8 +73,8 @@ static void make_pattern(struct pattern *p, cairn_dtype dtype, int rank, unsigne
     for (size_t i = 0; i < PERIOD; i++) set(p, i, value(i, rank, round, part), dtype);
 }
 
-/* In place the next call adds the sum to the others' numbers again: to all, or to those that only one rank has
- * replaced. */
+/* In place, each further call reduces the results of the previous one: on all ranks (all-reduce), or on this rank
+ * together with the other ranks' unchanged data. */
 static double sum_of_calls(const struct bench_call *call, int sum, int own) {
     const unsigned more = call->in_place && call->calls > 1 ? call->calls - 1 : 0;
     double result = sum;
@@ -106,7 +106,7 @@ static size_t count_in_run(const char *x, const uint8_t *wanted, size_t n, size_
     return wrong;
 }
 
-/* x[0] must be element `first` of what repeats the pattern. */
+/* Counts the elements of x that differ from the repeated pattern, in which x[0] is element `first`. */
 static size_t count(const void *x, size_t n, size_t first, const struct pattern *p) {
     size_t wrong = 0, run;
     for (size_t i = 0; i < n; i += run) {

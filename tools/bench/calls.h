@@ -1,9 +1,9 @@
-/* The collectives that are timed, and data whose results are known in full.
+/* The timed collectives, and data with known results.
  *
- * Elements are pseudo-random whole numbers up to 4, other ones for every rank, round and part of an all-to-all, and
- * repeat after 1021. So sums over 64 ranks, up to 256, are exact in f16 and bf16, and blocks that are out of place
- * show, since 1021 is a prime. Destinations hold NaNs before, so that what was not written shows too. Sums in place add
- * up from call to call: whoever asks for several in a row takes care that they stay exact. */
+ * Elements are pseudo-random integers up to 4 that differ by rank, round and part of an all-to-all, and repeat after
+ * 1021 elements. Sums over 64 ranks, up to 256, are therefore exact in f16 and bf16, and misplaced blocks are detected
+ * because 1021 is prime. Destinations are filled with NaNs first, so that unwritten elements are detected. In-place
+ * sums grow from call to call: a caller that requests several in a row must keep them exact. */
 #ifndef BENCH_CALLS_H
 #define BENCH_CALLS_H
 
@@ -26,35 +26,36 @@ enum bench_collective {
     BENCH_COLLECTIVES
 };
 
-/* One collective as one rank calls it. Sums; the root is rank 0. */
+/* One collective as one rank calls it. Reductions are sums; the root is rank 0. */
 struct bench_call {
     enum bench_collective collective;
     cairn_dtype dtype;
     size_t n; /* elements, as the call's own argument counts them */
     bool in_place;
     int rank, size;
-    unsigned calls; /* in a row, on the same arrays */
+    unsigned calls; /* number of consecutive calls on the same arrays */
 };
 
 /* "allreduce", ... */
 const char *bench_name(enum bench_collective collective);
-/* BENCH_COLLECTIVES where there is none. */
+/* Returns BENCH_COLLECTIVES for an unknown name. */
 enum bench_collective bench_find(const char *name);
 
-/* Whether it can be asked for: a broadcast has no way out of place, an all-to-all and what follows it none in place. */
+/* Whether the collective can run in place or out of place: broadcast only in place; all-to-all and those after it only
+ * out of place. */
 bool bench_has_place(enum bench_collective collective, bool in_place);
 
-/* Elements of the source and of the destination. In place the larger one holds both. */
+/* Number of elements of source and destination. In place the larger array holds both. */
 size_t bench_source_elements(const struct bench_call *call);
 size_t bench_destination_elements(const struct bench_call *call);
 
-/* Where the call's arrays begin, given two blocks of memory; in place the first holds both. */
+/* Sets the call's arrays within two blocks of memory; in place the first block holds both. */
 void bench_place(const struct bench_call *call, void *first, void *second, void **source, void **destination);
 
-/* Writes this rank's data of a round. */
+/* Writes this rank's data for a round. */
 void bench_prepare(const struct bench_call *call, unsigned round, void *source, void *destination);
 
-/* How many elements are not what the calls must have left there, sources that must not change among them. */
+/* Returns the number of wrong elements after the calls, including changed elements of a source that must not change. */
 size_t bench_count_wrong(const struct bench_call *call, unsigned round, const void *source, const void *destination);
 
 #endif

@@ -1,11 +1,11 @@
-/* A rank of data-parallel training under tools/cairn-bench ddp, or one that trains by itself:
+/* A rank of data-parallel training for tools/cairn-bench ddp, or an independent training:
  *
- *   bench-ddp SOCKET cairn FILE     meets the others in FILE and averages gradients with them
- *   bench-ddp SOCKET noop FILE      the same, but nothing is sent: what training would gain without communication
- *   bench-ddp SOCKET lockstep FILE  nothing is sent, but the ranks wait for each other before each update
- *   bench-ddp SOCKET alone RANK     the same model and data, connected with nobody
+ *   bench-ddp SOCKET cairn FILE     meets the other ranks in FILE and averages gradients
+ *   bench-ddp SOCKET noop FILE      the same without communication: the upper bound for training
+ *   bench-ddp SOCKET lockstep FILE  no communication, but the ranks wait for each other before each update
+ *   bench-ddp SOCKET alone RANK     the same model and data, without a group
  *
- * It connects to the socket and sleeps in read() while others have their turn. Lines:
+ * It connects to the socket and sleeps in read() while other sides run. Protocol, in lines:
  *   rank   hello <side> <rank> <what it is>
  *   bench  start <mlp|quickstart> <f32|bf16> <bucket_nbytes> <steps> <folder>
  *                                                       a fresh model, and so many steps. Rank 0 of "cairn" puts into
@@ -55,7 +55,7 @@ static cairn_tensor *leaf(cairn_env *env, uint32_t stream, int64_t rows, int64_t
     return t;
 }
 
-/* A weight [out, in] keeps its input's size: uniform, of variance 2 / in; biases are small. */
+/* A weight [out, in] preserves the variance of its input: uniform with variance 2 / in. Biases are small. */
 static cairn_status fill_weights(cairn_param_set *set) {
     for (size_t i = 0; i < cairn_param_set_count(set); i++) {
         cairn_param p;
@@ -135,7 +135,7 @@ static cairn_status step(struct training *t, cairn_tensor **loss) {
     return st == CAIRN_OK ? update(t) : st;
 }
 
-/* What PyTorch compares with, where this rank is to write any. */
+/* Writes the data that PyTorch compares with, if this rank has to. */
 static bool save(const struct training *t, const char *folder, const char *what) {
     if (t->rank != 0 || strcmp(t->side, "cairn") != 0 || strcmp(folder, "-") == 0) return true;
     return bench_save(t->model, folder, what);
@@ -171,7 +171,7 @@ static cairn_status time_steps(struct training *t, long n, FILE *bench) {
 
 /* ---- the socket ---- */
 
-/* Whether to go on. */
+/* Returns whether to continue. */
 static bool answer(void *ctx, const char *line, FILE *bench) {
     struct training *t = ctx;
     char model[16], type[8], folder[3072];

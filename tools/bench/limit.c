@@ -20,7 +20,7 @@
 
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20, SPINS = 2000, LINE = 64 };
 
-/* At the beginning of the file; the ranks' arrays follow from HUGE_PAGE on. */
+/* At the start of the shared file; the ranks' arrays follow at offset HUGE_PAGE. */
 struct header {
     _Atomic unsigned arrived, generation;
 };
@@ -29,7 +29,7 @@ static struct {
     int rank, size, memory;
     const struct cairn__kernels *kernels;
     struct header *header;
-    char *room; /* of the arrays and a huge page more, so that they can begin with one */
+    char *room; /* space for the arrays, plus a huge page for alignment */
     size_t mapped;
     char *arrays; /* [size] of stride bytes each */
     size_t stride;
@@ -50,7 +50,7 @@ static bool map_arrays(void) {
            MAP_FAILED;
 }
 
-/* Rank 0 makes room; what all map is as large on every rank. */
+/* Rank 0 sizes the file; all ranks map the same size. */
 static void *alloc(size_t nbytes, bool group) {
     (void)group;
     const size_t page = nbytes < HUGE_PAGE ? PAGE : HUGE_PAGE;
@@ -59,7 +59,7 @@ static void *alloc(size_t nbytes, bool group) {
     if (ftruncate(limit.memory, (off_t)(HUGE_PAGE + limit.mapped)) == 0 && map_arrays()) {
         char *own = limit.arrays + (size_t)limit.rank * limit.stride;
         memset(own, 0, limit.stride);
-        if (page == HUGE_PAGE) (void)madvise(own, limit.stride, MADV_COLLAPSE); /* huge pages, as group memory has */
+        if (page == HUGE_PAGE) (void)madvise(own, limit.stride, MADV_COLLAPSE); /* huge pages, as in group memory */
         return own;
     }
     snprintf(limit.why, sizeof(limit.why), "%s", strerror(errno));
@@ -114,7 +114,7 @@ static void sum_words(void *const *bufs, const char *variant, size_t n) {
     else sum_streaming_2(bufs[0], bufs[1], n);
 }
 
-/* The last rank's part has what a division into whole lines leaves. */
+/* Parts are whole cache lines; the last rank's part has the remainder. */
 static bool run(const struct bench_call *c, const char *variant, const void *source, void *destination) {
     const size_t width = cairn_dtype_nbytes(c->dtype), part = c->n * width / (size_t)c->size / LINE * LINE;
     const size_t begin = part * (size_t)c->rank, end = c->rank + 1 < c->size ? begin + part : c->n * width;
@@ -143,7 +143,7 @@ static bool barrier(void) {
     return true;
 }
 
-/* No rank has waited for the others' parts. */
+/* Barrier: the timed loop does not wait for other ranks' parts. */
 static bool settle(const char *variant) {
     barrier();
     return strcmp(variant, "kernel") == 0;

@@ -1,11 +1,12 @@
-/* The limit of an all-reduce: the same reduction by ranks that agree on nothing. Each reads and writes its 1/p of all
- * ranks' arrays, which lie in one shared memory file, in one of three loops: the chosen kernel; and, since a kernel may
- * be no limit, a plain and (for two ranks) a non-temporal loop of 64-bit sums, whose results mean nothing and are not
- * looked at. */
+/* Upper bound for the speed of an all-reduce: the same reduction without synchronisation. Each rank reads and writes
+ * its 1/p of all ranks' arrays, which are in one shared memory file, by one of three loops: Cairn's kernel; and, in
+ * case that is not the fastest, a plain and (for two ranks) a non-temporal loop of 64-bit sums, whose results are
+ * meaningless and not checked. */
 #ifndef BENCH_LIMIT_H
 #define BENCH_LIMIT_H
 
-/* A rank of it, by RANK and WORLD_SIZE in the environment; memory: a descriptor that all ranks have. The exit code. */
+/* Runs one rank, as given by RANK and WORLD_SIZE in the environment. memory: a file descriptor that all ranks share.
+ * Returns the exit code. */
 int bench_limit_serve(const char *socket_path, int memory);
 
 #endif

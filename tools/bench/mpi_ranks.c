@@ -1,5 +1,5 @@
-/* A rank of plain MPI under tools/cairn-bench: what a program gets that calls MPI itself. MPI has no sums of halves;
- * they are a user's operation here, by Cairn's own kernel, each partial sum rounded.
+/* A rank of plain MPI for tools/cairn-bench: the speed of a program that calls MPI directly. MPI has no reductions of
+ * half types; this program adds them as a user-defined operation with Cairn's kernel, which rounds each partial sum.
  *
  *   mpirun -n 2 bench-mpi SOCKET */
 #include <mpi.h>
@@ -46,7 +46,7 @@ static int reduce(const struct bench_call *c, const void *source, void *destinat
     return MPI_Reduce(from, destination, (int)c->n, type_of(c), op_of(c), 0, MPI_COMM_WORLD);
 }
 
-/* In place MPI reads the whole array from where the result goes, and leaves it at its beginning. */
+/* In place, MPI reads the whole array from the receive buffer and writes the result to its beginning. */
 static int reduce_scatter(const struct bench_call *c, const void *source, void *destination) {
     return MPI_Reduce_scatter_block(source, destination, (int)c->n, type_of(c), op_of(c), MPI_COMM_WORLD);
 }

@@ -11,14 +11,14 @@ struct cycle {
     cairn_group *group;
     uint64_t *own, *gradient; /* OWN bytes; nbytes of group memory */
     size_t nbytes;
-    volatile uint64_t seen; /* so that reading is not left out */
+    volatile uint64_t seen; /* keeps the compiler from removing the reads */
 };
 
 static double run(struct cycle *c, bool reduces) {
     const uint64_t begin = cairn__now_ns();
     uint64_t sum = 0;
     for (size_t i = 0; i < OWN / sizeof(*c->own); i++) c->own[i] += i;
-    for (size_t i = 0; i < c->nbytes / sizeof(*c->gradient); i++) { /* zeros by ordinary stores, which memset has not */
+    for (size_t i = 0; i < c->nbytes / sizeof(*c->gradient); i++) { /* memset may use non-temporal stores */
         c->gradient[i] = c->own[i % (OWN / sizeof(*c->own))] >> 60;
     }
     if (reduces) CHECK(cairn_allreduce(c->group, c->gradient, c->nbytes / 4, CAIRN_F32, CAIRN_AVG, NULL));
@@ -27,7 +27,7 @@ static double run(struct cycle *c, bool reduces) {
     return (double)(cairn__now_ns() - begin);
 }
 
-/* Alike on all ranks. */
+/* The result is equal on all ranks. */
 static size_t count_blocks(cairn_env *env, struct cycle *c, double seconds) {
     double ns = 0;
     for (int i = 0; i < BLOCK; i++) ns = run(c, true);
@@ -36,7 +36,7 @@ static size_t count_blocks(cairn_env *env, struct cycle *c, double seconds) {
     return blocks < LEAST_BLOCKS ? LEAST_BLOCKS : blocks > MAX_BLOCKS ? MAX_BLOCKS : (size_t)blocks;
 }
 
-/* us by which a reduction makes the cycle longer. */
+/* Microseconds by which a reduction makes the cycle longer. */
 static double cost_of(cairn_env *env, struct cycle *c, double seconds) {
     const size_t blocks = count_blocks(env, c, seconds);
     double *ns[2], medians[2];
@@ -56,7 +56,7 @@ static double cost_of(cairn_env *env, struct cycle *c, double seconds) {
     }
     take_slowest(env, medians, 2);
     const double us = 1e-3 * (medians[1] - medians[0]);
-    return us > 0.01 ? us : 0.01; /* where the machine is too busy to tell */
+    return us > 0.01 ? us : 0.01; /* the machine is too busy for a measurement */
 }
 
 static void write_link(const char *file, int ranks, const double *nbytes, const double *us, size_t count) {

@@ -1,4 +1,4 @@
-/* What the files of bench-plan share. */
+/* Shared by the files of bench-plan. */
 #ifndef BENCH_PLAN_PARTS_H
 #define BENCH_PLAN_PARTS_H
 
@@ -11,16 +11,16 @@
 
 _Noreturn void die(const char *why);
 
-/* Of every stride-th of values; at least one. */
+/* Median of every stride-th value; needs at least one. */
 double median(const double *values, size_t stride, size_t count);
 
-/* Each becomes the ranks' largest. */
+/* Replaces each value by the largest over all ranks. */
 void take_slowest(cairn_env *env, double *values, size_t n);
 
-/* Measures by how much an all-reduce makes a step longer, for sizes up to most_nbytes, and writes a link for
- * cairn-plan. A step is, for this: work on a megabyte of the rank's own, writing the gradient, and reading it. So the
- * calls find caches as they find them in a training, and that half the results lie in other processors' caches counts;
- * back to back, as in tools/cairn-bench allreduce, shm needs a half or a third of it. */
+/* Measures by how much an all-reduce makes a step longer, for sizes up to most_nbytes, and writes a link file for
+ * cairn-plan. The step here works on one megabyte of the rank's own data, writes the gradient, and reads it. Calls thus
+ * find caches in the same state as in a training, and the cost of results in other processors' caches is included; back
+ * to back, as in tools/cairn-bench allreduce, shm takes only a half or a third of that time. */
 void measure_link(cairn_env *env, double seconds, size_t most_nbytes, const char *file);
 
 #endif

@@ -1,12 +1,12 @@
-/* What tools/cairn-bench plan starts as the ranks of cairn-run: measures what cairn-plan predicts, and what it predicts
- * it from.
+/* The ranks that tools/cairn-bench plan starts through cairn-run: measures both the input of cairn-plan and the times
+ * that it predicts.
  *
  *   bench-plan MODEL SECONDS PROFILE CAP...
  *   bench-plan link SECONDS LINK BYTES        plan_parts.h
  *
- * The model is trained as many times as there are caps, by all ranks together, and once more by each rank for itself
- * ("alone"), in turn, some steps each. The medians of the alone steps, of the slower rank, go to PROFILE; rank 0 prints
- * a line for each cap: "CAP us". */
+ * The model is trained once per cap by all ranks together, and once by each rank by itself ("alone"); these trainings
+ * alternate, a few steps at a time. PROFILE gets the medians of the alone steps on the slower rank; rank 0 prints a
+ * line for each cap: "CAP us". */
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -40,7 +40,7 @@ static cairn_module *quickstart(cairn_env *env) {
     return cairn_linear(env, 1024, 16);
 }
 
-/* 32 tokens of 64 numbers, two layers of width 128. */
+/* 32 tokens of width 64, two layers of width 128. */
 static cairn_module *transformer(cairn_env *env) {
     const struct cairn_encoder_layer_options *how = cairn_encoder_layer_options(.activation = cairn_gelu);
     return cairn_sequential(env, CAIRN_MODULES(cairn_linear(env, 64, 128),
@@ -69,12 +69,12 @@ static const struct model *model_named(const char *name) {
 
 /* ---- times ---- */
 
-/* Of each step: what each part took. */
+/* The parts of a step that are timed. */
 enum { FORWARD, BACKWARD, OPTIMIZER, STEP, PARTS };
 
 struct times {
     double ns[PARTS][MAX_STEPS];
-    size_t count; /* of steps; of ready those that are kept, MAX_STEPS at most */
+    size_t count; /* number of steps; ready keeps at most MAX_STEPS of them */
 };
 
 static int by_value(const void *a, const void *b) {
@@ -94,12 +94,12 @@ double median(const double *values, size_t stride, size_t count) {
 
 /* ---- trainings ---- */
 
-/* Of the training that is alone: looks at the clock when a gradient is ready, and hands all on to ddp. */
+/* Listener of the alone training: records when each gradient is ready, and forwards all calls to ddp. */
 struct watch {
     struct cairn__grad_listener listener;
     const struct cairn__grad_listener *inner;
     uint64_t began;
-    double *ready; /* [MAX_STEPS][num_params] ns from the begin of backward */
+    double *ready; /* [MAX_STEPS][num_params] ns since the start of backward */
     size_t num_params, step;
 };
 
@@ -107,7 +107,7 @@ struct training {
     cairn_module *model;
     cairn_optimizer *optimizer;
     ddp_context *ddp;
-    cairn_group *group; /* of this rank alone; NULL = of all */
+    cairn_group *group; /* a group of only this rank; NULL = all ranks */
     struct watch watch;
     struct times times;
     size_t cap;
@@ -151,7 +151,7 @@ static void watch_gradients(struct training *t) {
     set->listener = &w->listener;
 }
 
-/* cap 0: alone. */
+/* cap 0 = the alone training. */
 static struct training *make_training(cairn_env *env, const struct model *m, size_t cap) {
     struct training *t = calloc(1, sizeof(*t));
     struct cairn_adam_options hyper = CAIRN_ADAM_OPTIONS_INIT;
@@ -223,7 +223,7 @@ static void write_profile(cairn_env *env, const struct model *m, const struct tr
     if (out && fclose(out) != 0) die("the profile cannot be written");
 }
 
-/* A processor of its own, as cairn-bench's other ranks have where there are enough. */
+/* Binds the rank to a processor if there are enough, as for cairn-bench's other ranks. */
 static void bind_to_processor(cairn_env *env) {
     cpu_set_t all, one;
     int place = 0;
@@ -235,7 +235,7 @@ static void bind_to_processor(cairn_env *env) {
     (void)sched_setaffinity(0, sizeof(one), &one);
 }
 
-/* Steps of each training in a row, so that all take so many seconds. */
+/* Number of consecutive steps per training so that a round takes the given time. */
 static int steps_a_round(cairn_env *env, struct training *alone, cairn_tensor *x, cairn_tensor *y, double seconds,
                          int trainings) {
     const uint64_t begin = cairn__now_ns();

@@ -1,5 +1,5 @@
-/* ResNet under tools/cairn-bench resnet; steps.h has how it trains, resnet_torch.py the same of PyTorch. The model is
- * that of examples/resnet. */
+/* ResNet for tools/cairn-bench resnet. steps.h describes the training; resnet_torch.py is PyTorch's side. The model is
+ * examples/resnet's. */
 #include "../../examples/resnet/resnet.h"
 
 #include <math.h>
@@ -16,8 +16,8 @@ static cairn_module *create(cairn_env *env, int size, double dropout) {
     return resnet_create(env, &(struct resnet_options){.depth = size, .classes = CLASSES});
 }
 
-/* Between -1/2 and 1/2, without the order that bench_value has from one to the next: convolutions would find it, and
- * norms divide by hardly anything. Source of the mixing: MurmurHash3's last steps. */
+/* Values between -1/2 and 1/2 without the correlation of bench_value's neighbours: convolutions would cancel correlated
+ * values, and norms would divide by almost 0. Source of the mixing: MurmurHash3's last steps. */
 static float mixed(uint32_t stream, size_t i) {
     uint32_t bits = (uint32_t)i * 2654435761u + stream * 40503u;
     bits = (bits ^ bits >> 16) * 0x85ebca6bu;
@@ -30,8 +30,8 @@ static bool ends(const char *name, const char *end) {
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* Convolutions have He's deviation, by what they put out; that of mixed is 1 / sqrt(12). A block's last norm is small,
- * or f32's own gradients would have an error of some per cent. */
+/* Convolutions have He's standard deviation (fan-out); mixed() has 1 / sqrt(12). The last norm of a block is small,
+ * since otherwise even f32 gradients would have errors of a few per cent. */
 static cairn_status fill_weights(cairn_param_set *set) {
     for (size_t i = 0; i < cairn_param_set_count(set); i++) {
         cairn_param p;

@@ -1,21 +1,24 @@
-/* ResNet on one device, in two plain stages, and pipelined: under tools/bench-split, which tells what it is about.
+/* ResNet on one device, in two stages without micro-batches, and pipelined; run by tools/bench-split, which describes
+ * the experiment.
  *
  *     bench-split depth width size batch cut rounds gpipe|1f1b split[,split...]
  *
- * Two ranks, threads of this process of one thread each. The whole net is rank 0's, and its halves are copies. Lines:
+ * Two ranks, each a single-threaded thread of this process. Rank 0 has the whole net; the stages are copies of its
+ * halves. Output lines:
  *
  *     describe <what computes>
  *     stage <rank> <bytes of a row's output> <bytes of a row that backward needs>
- *     cost <rank> <rows> <ns of forward> <ns of backward>     of the stage alone, both ranks at the same time
+ *     cost <rank> <rows> <ns of forward> <ns of backward>     of a stage by itself, with both ranks busy
  *     time <round> one|plain|split <rows of a micro-batch> <ns> <ns in which other programs had its processors>
- *     traced <rows of a micro-batch> <ns>                     a step of the best split size, and its turns
+ *     traced <rows of a micro-batch> <ns>                     a step of the best split size, followed by its turns
  *     turn <rank> forward|backward <micro-batch> <begin, ns> <end, ns>
  *
- * A step is forward and backward. In each round all are timed one after the other. The loss of the plain stages has to
- * be that of the whole net; those of micro-batches are near it, since batch norms see each by itself.
+ * A step is forward and backward. Each round times all variants one after the other. The loss of the plain stages must
+ * equal that of the whole net; losses with micro-batches are only close, since batch norms see each micro-batch by
+ * itself.
  *
- * The kernel counts how long a thread was ready and got no processor. A step in which that was more than 2 % of it is
- * taken again, twice at most, and the least disturbed one counts; so do costs, four times at most. */
+ * The kernel counts how long a thread was ready but not running. A step that lost more than 2 % that way is repeated,
+ * at most twice, and the least disturbed one counts; costs are repeated at most four times. */
 #include <math.h>
 #include <string.h>
 
@@ -33,12 +36,12 @@ static const double QUIET = 0.02, SAME = 1e-3, NEAR = 0.25; /* of time; of losse
 static int depth, width, size, batch, cut, rounds, splits[MAX_SPLITS], num_splits;
 static cairn_pipeline_schedule schedule;
 
-/* Rank 0's, which rank 1 copies from while rank 0 waits. */
+/* Rank 0's parameters; rank 1 copies from them while rank 0 waits. */
 static cairn_param_set *whole_params;
 static double whole_loss, best_ns;
 static int best_split;
 
-/* ---- times, and what disturbs them ---- */
+/* ---- times and disturbances ---- */
 
 struct sample {
     double ns, disturbed_ns;
@@ -50,7 +53,7 @@ static bool is_quiet(struct sample s) {
     return s.disturbed_ns <= QUIET * s.ns;
 }
 
-/* ns in which this thread was ready to run and did not, since it began; 0 where the kernel does not say. */
+/* Time in ns that this thread was ready but not running, since its start; 0 if the kernel does not report it. */
 static double waited_ns(void) {
     unsigned long long ran = 0, waited = 0;
     FILE *file = fopen("/proc/thread-self/schedstat", "re");
@@ -78,7 +81,7 @@ static double part_disturbed(struct sample s) {
     return s.disturbed_ns / s.ns;
 }
 
-/* Of the quiet ones, or where there are none, the least disturbed. */
+/* Median of the quiet rounds, or the least disturbed round if none was quiet. */
 static double median_of_rounds(const struct sample *list) {
     static _Thread_local double values[MAX_ROUNDS];
     struct sample least = list[0];
@@ -92,7 +95,7 @@ static double median_of_rounds(const struct sample *list) {
     return values[n / 2];
 }
 
-/* ---- what a pipeline's rank does when ---- */
+/* ---- recording a pipeline rank's turns ---- */
 
 struct event {
     bool is_wait, is_backward;
@@ -107,7 +110,7 @@ struct recorder {
 };
 
 static struct recorder recorders[RANKS];
-static _Thread_local struct recorder *recorder; /* NULL = no rank's thread */
+static _Thread_local struct recorder *recorder; /* NULL = not a rank's thread */
 static uint64_t step_begin_ns;
 
 static void record(void *cookie, const struct cairn__event *event) {
@@ -121,8 +124,8 @@ static void record(void *cookie, const struct cairn__event *event) {
                                                        .end_ns = event->end_ns};
 }
 
-/* A turn's waits come before it, as they end earlier; the one in front of it, for what it needs, and the one behind,
- * for a slot to send from, are no part of it. What it computes is longer than what comes after the last wait. */
+/* Prints the turns without their waits: for input before the computation, and for a send slot after it. Events are
+ * listed by their end, so a turn's waits precede it; its computation is the longest stretch between them. */
 static void print_turns(int rank) {
     const struct recorder *r = &recorders[rank];
     for (size_t i = 0, first = 0; i < r->count; i++) {
@@ -145,10 +148,10 @@ static void print_turns(int rank) {
 struct rank {
     cairn_env *env;
     int number;
-    cairn_module *whole, *stage; /* whole: NULL on rank 1 */
+    cairn_module *whole, *stage; /* whole = NULL on rank 1 */
     cairn_optimizer *whole_optimizer, *optimizer;
     cairn_tensor *x, *y;
-    cairn_tensor *input; /* what the stage gets */
+    cairn_tensor *input; /* the stage's input, kept for timing it by itself */
 };
 
 static void wait_for_all(const struct rank *r) {
@@ -160,7 +163,7 @@ static cairn_tensor *cross_entropy(void *ctx, cairn_tensor *output, cairn_tensor
     return cairn_cross_entropy(output, target, NULL);
 }
 
-/* Learns what the stage gets. */
+/* Keeps the stage's input. */
 static cairn_tensor *forward(void *ctx, cairn_module *module, cairn_tensor *input, int micro_batch) {
     struct rank *r = ctx;
     (void)micro_batch;
@@ -235,7 +238,7 @@ static void run_pipeline(struct rank *r, cairn_pipeline *pipeline, double tolera
             "the loss is not that of the whole net");
 }
 
-/* pipeline: NULL = the whole net. The time is the slowest rank's, the disturbance that of all. */
+/* pipeline: NULL = the whole net. Returns the time of the slowest rank and the disturbance of all ranks. */
 static struct sample time_step(struct rank *r, cairn_pipeline *pipeline, double tolerance) {
     wait_for_all(r);
     const struct sample begin = sample_begin();
@@ -256,7 +259,7 @@ static struct sample time_step(struct rank *r, cairn_pipeline *pipeline, double 
     return all;
 }
 
-/* Every rank comes to the same, as all have read the same. */
+/* All ranks make the same decision, since all read the same times. */
 static struct sample time_quiet_step(struct rank *r, cairn_pipeline *pipeline, double tolerance) {
     struct sample best = time_step(r, pipeline, tolerance);
     for (int i = 1; i < TRIES && !is_quiet(best); i++) {
@@ -266,7 +269,7 @@ static struct sample time_quiet_step(struct rank *r, cairn_pipeline *pipeline, d
     return best;
 }
 
-/* ---- a stage alone ---- */
+/* ---- a stage by itself ---- */
 
 static cairn_tensor *rows_of(const struct rank *r, const cairn_tensor *all, int rows) {
     int64_t shape[CAIRN_MAX_DIMS];
@@ -297,7 +300,7 @@ struct ways {
 static struct ways run_alone(struct rank *r, struct alone *a, int rows) {
     struct ways found = {0};
     cairn_zero_grad(r->optimizer);
-    for (int i = 0; i < 2; i++) { /* the second one adds to gradients that are there */
+    for (int i = 0; i < 2; i++) { /* the second one accumulates */
         const size_t before = cairn__tape_memory(r->env).values.used;
         wait_for_all(r);
         const struct sample begin = sample_begin();
@@ -326,7 +329,7 @@ static void take_quieter(struct sample *best, struct sample other, bool is_first
     if (is_first || part_disturbed(other) < part_disturbed(*best)) *best = other;
 }
 
-/* Until both ranks have quiet ones of both ways. */
+/* Repeats until both ranks have quiet forwards and backwards. */
 static void time_alone(struct rank *r, struct alone *a, int rows, int round) {
     static bool quiet[RANKS];
     struct ways best = {0};
@@ -387,7 +390,7 @@ static void note(const struct rank *r, int round, const char *what, int split, s
     fflush(stdout);
 }
 
-/* The least disturbed of some steps. */
+/* Traces the least disturbed of a few steps. */
 static void trace_best(struct rank *r, cairn_pipeline *pipeline, int split) {
     static struct recorder kept[RANKS];
     static uint64_t began;
@@ -418,9 +421,9 @@ static void sweep(struct rank *r) {
     static _Thread_local struct alone alone[POINTS];
     for (int s = 0; s < num_splits; s++) pipelines[s] = make_pipeline(r, splits[s]);
     (void)time_step(r, NULL, SAME);
-    (void)time_step(r, plain, SAME); /* forward learns what the stage gets */
+    (void)time_step(r, plain, SAME); /* forward() keeps the stage's input */
     const int points = make_alone(r, alone);
-    for (int i = -1; i < rounds; i++) { /* the first one makes memory */
+    for (int i = -1; i < rounds; i++) { /* the first one allocates memory */
         note(r, i, "one", batch, time_quiet_step(r, NULL, SAME));
         note(r, i, "plain", batch, time_quiet_step(r, plain, SAME));
         for (int p = 0; p < points; p++) time_alone(r, &alone[p], point_rows[p], i);

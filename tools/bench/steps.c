@@ -117,7 +117,7 @@ static cairn_status tell_peak(FILE *bench) {
     return CAIRN_OK;
 }
 
-/* Whether to go on. */
+/* Returns whether to continue. */
 static bool answer(void *ctx, const char *line, FILE *bench) {
     struct bench_training *t = ctx;
     char type[8], level[8], folder[3072];

@@ -13,12 +13,12 @@ enum { MAX_ROUNDS = 10000 };
 
 struct order {
     struct bench_call call;
-    bool group; /* memory */
+    bool group; /* use group memory */
     char variant[16];
     unsigned first, rounds;
 };
 
-/* The memory of the last order; the next one often wants the same. */
+/* The memory of the last order; the next order often needs the same. */
 struct memory {
     void *first, *second;
     size_t nbytes[2];
@@ -43,7 +43,7 @@ static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* Every rank gets the same orders and so comes here alike, as group memory wants it. */
+/* Every rank gets the same orders, so all ranks allocate alike, as group memory requires. */
 static bool provide(const struct bench_side *side, const struct order *o, struct memory *m) {
     const size_t width = cairn_dtype_nbytes(o->call.dtype);
     size_t first = bench_source_elements(&o->call) * width, second = bench_destination_elements(&o->call) * width;
@@ -82,12 +82,12 @@ static bool read_order(const struct bench_side *side, const char *line, struct o
            o->rounds <= MAX_ROUNDS;
 }
 
-/* The first barrier wakes who sleeps, which takes as long as the system wants; the second lets all go at one moment. */
+/* The first barrier wakes sleeping ranks, which may take long; the second releases all at the same moment. */
 static bool start_together(const struct bench_side *side) {
     return side->barrier() && side->barrier();
 }
 
-/* One round; false: the side failed. */
+/* Times one round; returns false if the side failed. */
 static bool time_calls(const struct bench_side *side, const struct order *o, unsigned round, const struct memory *m,
                        double *us, size_t *wrong) {
     void *source, *destination;
@@ -98,13 +98,13 @@ static bool time_calls(const struct bench_side *side, const struct order *o, uns
     const double begin = now_us();
     for (unsigned k = 0; k < o->call.calls && went; k++) went = side->run(&o->call, o->variant, source, destination);
     *us = (now_us() - begin) / o->call.calls;
-    if (went) went = side->barrier(); /* nobody's look takes a processor from who is not through */
+    if (went) went = side->barrier(); /* no rank checks results while another rank still runs the calls */
     if (went && (!side->settle || side->settle(o->variant)))
         *wrong += bench_count_wrong(&o->call, round, source, destination);
     return went;
 }
 
-/* n barriers in a row; the time of one. */
+/* Times n consecutive barriers; *us is the time of one. */
 static bool time_barriers(const struct bench_side *side, const struct order *o, double *us) {
     bool went = start_together(side);
     const double begin = now_us();
