@@ -1,4 +1,4 @@
-/* A few steps of a net that reads digits, on the ranks there are: the net is an example's, the training is ddp's.
+/* Trains an example's digit classifier for a few steps with ddp, on the ranks that are there.
  *
  * usage: PROGRAM DIGITS.csv LEVEL HALF STEPS     compiled with -DEXAMPLE="\"examples/06_resnet.c\"" */
 #define main example_main
@@ -7,7 +7,7 @@
 
 #include "record.h"
 
-enum { SOME = 20 }; /* pictures of a step: not a multiple of any vector */
+enum { SOME = 20 }; /* pictures per step: not a multiple of any vector width */
 
 int program_main(int argc, char **argv) {
     static struct digits d;

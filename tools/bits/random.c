@@ -1,12 +1,12 @@
-/* Trainings in which everything follows from a seed, for tools/same-bits: the way gradients come about, nets,
- * optimizers, levels, scalers, ddp's options, which rank has input for which parameters, where a gradient or a loss is
- * infinite, what is read, changed, saved and forgotten in between, and calls that are wrong. Choices that ranks must
- * make alike come from dice without a rank.
+/* Random trainings from a seed, for tools/same-bits: the kind of backward, nets, optimizers, levels, scalers, ddp's
+ * options, which rank has input for which parameters, where a gradient or a loss is infinite, what the program reads,
+ * changes, saves and clears in between, and wrong calls. Choices that must be equal on all ranks come from a generator
+ * that is not seeded with the rank.
  *
  * usage: random PATH FIRST COUNT RANKS...     seeds FIRST .. FIRST + COUNT - 1, each on each number of ranks; 0: the
  *                                             seed's own number, 1 to 4. Records: PATH.seedS.onR.rankN.record
  *
- * SAME_BITS_PLANT=SEED:STEP changes the lowest bit of a gradient, which shows that a comparison would find it. */
+ * SAME_BITS_PLANT=SEED:STEP flips the lowest bit of a gradient, to show that the comparison detects it. */
 #include "record.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static const char *const way_names[WAYS] = {"ddp_create", "ddp_reducer_create", 
 enum kind { SGD, MOMENTUM, NESTEROV, DAMPENED, ADAM, ADAMW, KINDS };
 static const char *const kind_names[KINDS] = {"SGD", "momentum", "Nesterov", "dampened", "Adam", "AdamW"};
 
-/* ---- chance ---- */
+/* ---- random numbers ---- */
 
 enum topic { OPTIONS, GRAPH, STEP, ROUND, MICRO, ORDER, LOSS };
 
@@ -56,7 +56,7 @@ static bool one_in(struct dice *d, uint32_t n) {
     return roll(d, n) == 0;
 }
 
-/* ---- what a seed chooses, equally on all ranks ---- */
+/* ---- choices of a seed, equal on all ranks ---- */
 
 struct choices {
     uint64_t seed;
@@ -67,7 +67,7 @@ struct choices {
     struct amp_options amp;
     struct amp_scaler_options scaler;
     bool has_scaler;
-    cairn_dtype hook; /* that a hook compresses to; 0 = no hook */
+    cairn_dtype hook; /* type that a comm hook compresses to; 0 = no hook */
     struct ddp_options ddp;
 };
 
@@ -78,7 +78,7 @@ static bool is_own(const struct choices *c) {
     return c->way == BY_HAND || c->way == BY_UPDATE;
 }
 
-/* Every backward of a rank with input reaches all parameters. */
+/* Whether every backward of a rank with input reaches all parameters. */
 static bool is_strict(const struct choices *c) {
     const struct ddp_options *o = &c->ddp;
     const bool guesses = o->find_unused_parameters == CAIRN_ON || o->delay_allreduce == CAIRN_ON;
@@ -121,7 +121,7 @@ static void choose_sums(struct dice *d, struct choices *c) {
     if (one_in(d, 3) && c->way != BY_HAND) o->gradient_as_bucket_view = CAIRN_OFF;
 }
 
-/* A rule of the user's own: the scale falls by 8 and rises by 2. */
+/* A custom scaler rule: the scale falls by a factor of 8 and rises by 2. */
 static void own_update(void *ctx, struct amp_scaler_state *state, int found) {
     (void)ctx;
     state->user[0] += found;
@@ -141,7 +141,7 @@ static void choose_scaler(struct dice *d, struct choices *c) {
     s->growth_interval = 1 + (int64_t)roll(d, 3);
 }
 
-/* Some pairs are refused; then amp takes level and half type alone. */
+/* Some combinations are errors; amp is then created with level and half type only. */
 static void choose_amp(struct dice *d, struct choices *c) {
     struct amp_options *o = &c->amp;
     *o = *amp_options(.opt_level = (amp_opt_level)(AMP_O0 + (int)roll(d, 4)),
@@ -204,7 +204,7 @@ static void describe(const struct choices *c) {
         o->gradient_predivide_factor, (int)o->join_divide_by_initial_world_size);
 }
 
-/* ---- what a step is made of ---- */
+/* ---- a step ---- */
 
 enum forgets { ZERO_GRAD, CLEAR_GRADS, ZERO_SET, KEEPS };
 
@@ -218,14 +218,14 @@ struct step {
 struct round {
     int loss;
     unsigned nets;         /* bit k: the loss has net k */
-    int micros[MAX_RANKS]; /* backwards, of which all but the last are held */
+    int micros[MAX_RANKS]; /* number of backwards; all but the last are under no_sync */
 };
 
 /* One backward of one rank. */
 struct micro {
     unsigned used[MAX_NETS]; /* 0: no input */
     float numbers[MAX_NETS][MAX_ALL];
-    bool bad; /* the loss is infinite, and its gradients are as they are */
+    bool bad; /* the loss is infinite, its gradients are unchanged */
 };
 
 static struct step step_of(const struct choices *c, int s) {
@@ -322,7 +322,7 @@ struct training {
 
 #define CHECKED(call) (record_status(#call, (call)) == CAIRN_OK)
 
-/* What goes wrong between ranks ends the training. */
+/* Returns whether to continue: errors between ranks end the training. */
 static bool goes_on(const char *call, cairn_status status) {
     if (status != CAIRN_OK) record_status(call, status);
     if (status != CAIRN_EPEER && status != CAIRN_ETIMEOUT) return true;
@@ -381,7 +381,7 @@ static bool make_mlp(struct training *t, struct net *n) {
     return n->model && n->x && n->y;
 }
 
-/* Towards 0; what is below half's normal numbers becomes 0. */
+/* Rounds towards 0; values below the half type's normal numbers become 0. */
 static uint16_t to_half(cairn_dtype dtype, float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof(bits));
@@ -562,7 +562,7 @@ static cairn_status declare(struct net *n, size_t first, size_t count) {
     return n->ddp ? ddp_grads_ready(n->ddp, first, count) : cairn_grads_ready(n->set, first, count);
 }
 
-/* All at once, or one by one from any on. */
+/* Declares all gradients at once, or one by one in a rotated, possibly reversed order. */
 static cairn_status declare_used(struct net *n, unsigned used, struct dice *d) {
     cairn_status st = CAIRN_OK;
     const size_t from = roll(d, PARTS), by = one_in(d, 2) ? 1 : PARTS - 1;
@@ -592,7 +592,7 @@ static cairn_status backward_by_hand(struct training *t, const struct micro *m, 
 
 /* ---- one round ---- */
 
-/* Before the first forward, which may be collective. */
+/* Call before the first forward, which may be collective. */
 static bool join(struct training *t, const struct round *r, int s, int number_of_round) {
     const int rank = cairn_env_rank(t->env);
     struct micro last;
@@ -632,7 +632,7 @@ static bool run_round(struct training *t, const struct step *step, int s, int nu
     return true;
 }
 
-/* ---- what comes between ---- */
+/* ---- between backward and step ---- */
 
 static void forget(struct training *t, enum forgets how) {
     for (int k = 0; k < t->c->nets; k++) {
@@ -663,7 +663,7 @@ static void read_reports(struct training *t, struct net *n) {
     }
 }
 
-/* Calls that are refused here or at once, on this rank alone, and change nothing: for their sentences. */
+/* Wrong calls, which fail on this rank only and change nothing; their messages are recorded. */
 static void err(struct training *t) {
     struct net *n = t->nets;
     cairn_param p;
@@ -694,7 +694,7 @@ static void err(struct training *t) {
 
 /* ---- one step ---- */
 
-/* Plain SGD of what has f32 values; at O3 half weights have none and stay as they are. */
+/* Plain SGD on f32 values; half weights at O3 have none and stay unchanged. */
 static void update(struct training *t) {
     cairn_param params[PARTS];
     int skip = 0;

@@ -1,11 +1,12 @@
-/* The wrapped calls, and what is written.
+/* The wrapped calls and the record.
  *
- * Moments have no getter. So before its context ends each optimizer takes last steps from weights of 0 with a learning
- * rate of 1: their results are moments and gradient alone, not rounded away beside a weight. At O3 they are rounded to
- * the half type, so that a bit in the lower half of a moment shows only with the steps in which it has added up.
+ * Moments have no getter. Therefore each optimizer takes last steps, from weights of 0 with a learning rate of 1,
+ * before its context is destroyed: the results depend only on moments and gradient and are not rounded away beside a
+ * weight. At O3 they are rounded to the half type, so that a difference in the low bits of a moment only shows once it
+ * has grown over several steps.
  *
- * Arrays of up to MAX_NUMBERS elements are written as hexadecimal numbers, larger ones as a hash: all of it after each
- * step, one for every 64 elements at the end. With SAME_BITS_FULL=1 all are written as numbers. */
+ * Arrays of up to MAX_NUMBERS elements are written as hexadecimal numbers, larger ones as hashes: one of the whole
+ * array after each step, one per 64 elements at the end. With SAME_BITS_FULL=1 all are written as numbers. */
 #include "record.h"
 
 #include <math.h>
@@ -35,7 +36,7 @@ static struct {
     struct objects optimizers, stepped_last, sets, own_sets, modules, amps, scalers, ddps, ddps_of_sets;
 } state;
 
-/* ---- lists of what the program has made; numbers in the record are places in them ---- */
+/* ---- lists of the program's objects; numbers in the record are indices into them ---- */
 
 static int place_of(const struct objects *o, const void *object) {
     for (int i = 0; i < o->count; i++) {
@@ -53,7 +54,7 @@ static void add(struct objects *o, void *object) {
     o->at[o->count++] = object;
 }
 
-/* The others keep their places. */
+/* Removes an object; the others keep their indices. */
 static void drop(struct objects *o, const void *object) {
     const int i = place_of(o, object);
     if (i >= 0) o->at[i] = NULL;
@@ -119,7 +120,7 @@ static void record_array(const char *what, const char *name, cairn_dtype dtype, 
     fputc('\n', state.file);
 }
 
-/* ---- the state of everything there is ---- */
+/* ---- the state of all objects ---- */
 
 static size_t numel(const cairn_param *p) {
     size_t n = 1;
@@ -247,7 +248,7 @@ static void clear_weights(cairn_param_set *set) {
     }
 }
 
-/* Gradients of modules are those of the step before; of the user's sets zeros, as far as the memory is his. */
+/* Declares gradients for a last step: modules' are those of the step before, user-owned memory is zeroed. */
 static void declare_again(cairn_param_set *set) {
     cairn_param p;
     for (size_t i = 0; i < cairn_param_set_count(set); i++) {

@@ -1,7 +1,7 @@
 /* Runs a program and records what it computes.
  *
- * usage: PROGRAM PATH RANKS ARGUMENTS...    RANKS 0: one process that is alone. Records are PATH.rankN.record, what it
- *                                           prints PATH.rankN.output */
+ * usage: PROGRAM PATH RANKS ARGUMENTS...    RANKS 0: one process without a group. Records are PATH.rankN.record,
+ *                                           output is PATH.rankN.output */
 #include "record.h"
 
 #include <string.h>

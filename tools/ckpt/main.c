@@ -1,4 +1,4 @@
-/* cairn-ckpt: looks at checkpoints and at files of tensors. */
+/* cairn-ckpt: lists, checks, compares and converts checkpoints and tensor files. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -124,13 +124,13 @@ static int show(char **args) {
 /* ---- compare ---- */
 
 struct difference {
-    size_t n, elements; /* bytes, of types that Cairn does not have */
+    size_t n, elements; /* elements: bytes for types that Cairn does not have */
     bool has_values;
     double most;   /* |a - b|; infinite where one is NaN */
-    uint64_t ulps; /* most, between floats of one type */
+    uint64_t ulps; /* largest distance between floats of one type */
 };
 
-/* Places on the line of all values of a float type, so that neighbours are 1 apart; both zeros are one place. */
+/* Maps a float to its index in the order of all values of its type: neighbours differ by 1, both zeros are equal. */
 static int64_t place(const void *x, size_t nbytes) {
     uint64_t bits = 0;
     memcpy(&bits, x, nbytes);
@@ -173,7 +173,7 @@ static bool is_alike(const struct tensor *a, const struct tensor *b) {
            memcmp(a->info->shape, b->info->shape, (size_t)a->info->ndim * sizeof(a->info->shape[0])) == 0;
 }
 
-/* Whether it differs; -1 = it could not be read. */
+/* Returns whether the tensors differ; -1 = one could not be read. */
 static int compare_tensor(const struct tensor *a, const struct tensor *b) {
     char first[128], second[128];
     struct difference d;

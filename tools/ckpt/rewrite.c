@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "state/shards.h"
 
-enum { BLOCK = 1 << 18 }; /* elements that are converted at once */
+enum { BLOCK = 1 << 18 }; /* elements converted at a time */
 
 struct rewrite {
     const struct tensor **from;
@@ -108,7 +108,7 @@ static void end(struct rewrite *r) {
     cairn__free(r->converted);
 }
 
-/* What a model's state has beside its weights and buffers. */
+/* Whether an entry is a weight or buffer of the model, not other state. */
 static bool is_weight(const char *name, const char *model, size_t n) {
     return strncmp(name, model, n) == 0 && name[n] == '/' && strcmp(name + n + 1, CAIRN__ENTRY_REQUIRES_GRAD) != 0 &&
            strcmp(name + n + 1, CAIRN__ENTRY_RANKS_DIFFER) != 0 &&
@@ -116,14 +116,14 @@ static bool is_weight(const char *name, const char *model, size_t n) {
            strcmp(name + n + 1, CAIRN__ENTRY_KEEPS_BUFFERS) != 0;
 }
 
-/* Parts of the model are in the files of several ranks, each once. */
+/* Whether the entry is a part of the model that only one rank's file has. */
 static bool is_part(const struct tensor *one) {
     const char *owner = one->rank < 0 ? NULL : cairn__safetensors_metadata(one->file, one->info->name);
     return owner && strcmp(owner, "part") == 0;
 }
 
-/* Of what each rank has, buffers that are not broadcast, rank 0's stands for all, as in a load on another number of
- * ranks. A rank's alone, and rows of it, are no part of one model. */
+/* For per-rank entries (buffers that are not broadcast) rank 0's counts, as in a load on another number of ranks.
+ * Entries of a single rank, or its rows, do not belong to one model: error. */
 static cairn_status check_owner(const struct tensors *t, const struct tensor *one) {
     const char *owner = one->rank < 0 ? NULL : cairn__safetensors_metadata(one->file, one->info->name);
     REQUIRE(one->rank < 0 || is_part(one) || (owner && strcmp(owner, "rank or first") == 0), CAIRN_EINVAL,
@@ -154,7 +154,7 @@ out:
     return st;
 }
 
-/* Whether one of the first files has a text of this key. */
+/* Whether one of the first `files` files has a text with this key. */
 static bool has_text(const struct tensors *t, size_t files, const char *key) {
     for (size_t f = 0; f < files; f++) {
         if (cairn__safetensors_metadata(t->files[f], key)) return true;
@@ -174,7 +174,7 @@ cairn_status rewrite_files(const struct tensors *t, const char *path, const stru
     for (size_t f = 0; f < t->num_files; f++) {
         for (size_t i = 0; i < cairn__safetensors_metadata_count(t->files[f]); i++) {
             const struct cairn__safetensors_text text = cairn__safetensors_metadata_at(t->files[f], i);
-            if (!has_text(t, f, text.key)) r.texts[r.num_texts++] = text; /* each of several files has them all */
+            if (!has_text(t, f, text.key)) r.texts[r.num_texts++] = text; /* every file of a set repeats all texts */
         }
     }
     for (size_t i = 0; i < t->count; i++) add(&r, &t->at[i], t->at[i].name, o);

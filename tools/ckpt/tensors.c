@@ -26,13 +26,13 @@ out:
     return st;
 }
 
-/* The rank that a file of a checkpoint belongs to, by its name; -1 = all. */
+/* Returns the rank that owns a file of a checkpoint, by the file's name; -1 = all ranks. */
 static int rank_of(const char *file_name) {
     int rank;
     return file_name && sscanf(file_name, "rank-%9d.", &rank) == 1 ? rank : -1;
 }
 
-/* "rank 1: " before what a rank has alone. */
+/* Prefixes entries of a single rank with "rank 1: ". */
 static cairn_status put_name(int rank, const char *name, char **out) {
     const size_t room = strlen(name) + sizeof("rank 123456789: ");
     if (rank < 0) return cairn__strdup(name, out);
@@ -153,7 +153,7 @@ bool is_float(cairn_dtype d) {
     return d == CAIRN_F64 || d == CAIRN_F32 || cairn__is_half(d);
 }
 
-/* Control characters, and those that change the direction of a line. */
+/* Control characters, and characters that change the text direction. */
 static bool is_command(uint32_t c) {
     return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x2028 || c == 0x2029 || (c >= 0x202a && c <= 0x202e) ||
            (c >= 0x2066 && c <= 0x2069);
@@ -163,7 +163,7 @@ void put_text(FILE *to, const char *text, int width) {
     size_t length;
     for (; *text; text += length) {
         const uint32_t c = cairn__utf8_decode(text, &length);
-        const bool is_broken = c == CAIRN__NO_CHARACTER && length == 1; /* no UTF-8: a byte that may be a command too */
+        const bool is_broken = c == CAIRN__NO_CHARACTER && length == 1; /* invalid UTF-8 byte */
         if (is_broken) width -= fprintf(to, "\\x%02x", (unsigned char)*text);
         else if (is_command(c)) width -= fprintf(to, c < 0x100 ? "\\x%02" PRIx32 : "\\u%04" PRIx32, c);
         else width -= fwrite(text, 1, length, to) == length;

@@ -10,38 +10,38 @@
 #include "state/weights_source.h"
 
 struct tensor {
-    char *name; /* of a rank's own entries: "rank 1: env/seed"; info has the name in the file */
-    int rank;   /* in whose file of a checkpoint it is; -1: in that of all ranks, or it is of no checkpoint */
+    char *name; /* "rank 1: env/seed" for entries of a single rank; info has the name in the file */
+    int rank;   /* owner of the checkpoint file; -1 = all ranks, or not a checkpoint */
     struct cairn__safetensors *file;
     const struct cairn__safetensors_tensor *info;
 };
 
 struct tensors {
     const char *path;
-    struct cairn__manifest manifest; /* of a checkpoint; no files: it is none */
-    struct cairn__source source;     /* what is no checkpoint */
+    struct cairn__manifest manifest; /* no files = not a checkpoint */
+    struct cairn__source source;     /* if it is not a checkpoint */
     struct cairn__safetensors **files;
     size_t num_files;
-    struct tensor *at; /* by name */
+    struct tensor *at; /* sorted by name */
     size_t count;
 };
 
-/* Errors, with the path: those of cairn__source_open and of a manifest; CAIRN_EINVAL it is neither. */
+/* Errors, with the path: those of cairn__source_open and of reading a manifest; CAIRN_EINVAL path is neither. */
 cairn_status tensors_open(const char *path, struct tensors *out);
 void tensors_close(struct tensors *t);
 
 const struct tensor *tensors_find(const struct tensors *t, const char *name);
 
-/* All of its elements; free with cairn__free. */
+/* Reads all elements; free with cairn__free. */
 cairn_status tensor_read(const struct tensor *t, void **out);
 
-/* Of a checkpoint: every file has the size and the checksum of its manifest. Of files: they are read to their end. */
+/* Checks a checkpoint's files against the sizes and checksums in its manifest; reads other files to the end. */
 cairn_status tensors_check(const struct tensors *t);
 
 bool is_float(cairn_dtype d);
 
-/* Prints text that files of others may have written: what a terminal takes for a command is escaped, "\x1b". Then
- * spaces up to so many characters. */
+/* Prints untrusted text from a file: escapes characters that a terminal could interpret as commands, as "\x1b". Pads
+ * with spaces to `width` characters. */
 void put_text(FILE *to, const char *text, int width);
 
 /* "[2, 3]" */

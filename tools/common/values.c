@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A whole number at *text, which goes on behind it. */
+/* Reads a whole number at *text and advances *text past it. */
 bool read_whole(const char **text, size_t most, size_t *value) {
     char *end = NULL;
     if (**text < '0' || **text > '9') return false;
@@ -29,7 +29,7 @@ bool read_bytes(const char **text, size_t *value) {
     return true;
 }
 
-/* Values with commas between them. */
+/* Reads values separated by commas. */
 bool read_list(const char *text, read_fn read, size_t *values, size_t *count) {
     for (*count = 0; *count < MAX_VALUES; text++) {
         if (!read(&text, &values[*count])) return false;

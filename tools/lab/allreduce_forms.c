@@ -36,7 +36,7 @@ out:
     return st;
 }
 
-/* Part `from_part` goes to the next rank, while one of the rank before comes to `to`. */
+/* Sends `from_part` to the next rank and receives a part of the previous rank into `to`. */
 static cairn_status pass_on(cairn_group *group, const float *from_part, float *to, size_t n) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
     cairn_work *sent = NULL;

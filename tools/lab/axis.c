@@ -10,7 +10,7 @@ bool axis_has(const struct axis *a, double value) {
     return isfinite(value) && (a->log == 0 || value > 0);
 }
 
-/* Where the value is on the axis, in its own units. */
+/* The value in the axis's own unit (its logarithm on a logarithmic axis). */
 static double scaled(const struct axis *a, double value) {
     return a->log == 2 ? log2(value) : a->log == 10 ? log10(value) : value;
 }
@@ -54,7 +54,7 @@ void axis_number(double value, char text[32]) {
     memmove(to, first, strlen(first) + 1);
 }
 
-/* base^power, in small raised digits. */
+/* Writes base^power with superscript digits. */
 static void write_power(int base, int power, char text[32]) {
     static const char *const raised[] = {"⁰", "¹", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹"};
     char digits[16];
@@ -64,7 +64,7 @@ static void write_power(int base, int power, char text[32]) {
         n += (size_t)snprintf(text + n, 32 - n, "%s", *d == '-' ? "⁻" : raised[*d - '0']);
 }
 
-/* Ticks at whole powers: every so many. Small powers are written out where all of the axis is small. */
+/* Ticks at every n-th whole power. Powers are written as plain numbers if all of the axis is small. */
 static size_t power_ticks(const struct axis *a, size_t most, struct tick ticks[AXIS_MAX_TICKS]) {
     static const int distances[] = {1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 256, 512, 1024};
     const double range = a->most - a->least;
@@ -87,7 +87,7 @@ size_t axis_ticks(const struct axis *a, size_t most, struct tick ticks[AXIS_MAX_
     const bool spans_powers = a->most - a->least >= 2;
     if (most > AXIS_MAX_TICKS - 2) most = AXIS_MAX_TICKS - 2;
     if (a->is_power || (a->log && spans_powers)) return power_ticks(a, most, ticks);
-    /* A narrow logarithmic axis is marked at round numbers. */
+    /* A narrow logarithmic axis gets ticks at round numbers. */
     const double base = a->log == 2 ? 2 : 10;
     const double least = a->log ? pow(base, a->least) : a->least, end = a->log ? pow(base, a->most) : a->most;
     double distance = draw_tick_distance(end - least, (int)most);

@@ -1,36 +1,36 @@
-/* Sums of recorded exponents, by their true magnitude. */
+/* Sums recorded exponent counts by true (unscaled) magnitude. */
 #ifndef LAB_BINADES_H
 #define LAB_BINADES_H
 
 #include "record.h"
 
 enum {
-    LEAST_BINADE = -300, /* of true magnitudes: f32's -149, divided by any scale */
+    LEAST_BINADE = -300, /* least true magnitude: f32's 2^-149 divided by a large loss scale */
     NUM_BINADES = 600,
-    F16_ZERO = -25,    /* what is in this binade or above becomes a number of f16, below it 0 (but 2^-25 itself) */
-    F16_NORMAL = -14,  /* below it f16's numbers lose digits */
-    F16_OVERFLOW = 16, /* infinite from this binade on, and the last 16 of 2^15's 65536 are, too */
+    F16_ZERO = -25,    /* from this binade on values round to a nonzero f16 (2^-25 itself to 0), below it to 0 */
+    F16_NORMAL = -14,  /* below this binade f16 loses digits */
+    F16_OVERFLOW = 16, /* from this binade on infinite in f16, as are the last 16 values in 2^15's 65536 */
 };
 
 struct binades {
     double at[NUM_BINADES];
-    double count, zero, inf, nan; /* elements: all, and those that are in no binade */
-    double sum;                   /* those that are in one */
+    double count, zero, inf, nan; /* count: all elements; the others are in no binade */
+    double sum;                   /* elements in a binade */
 };
 
-/* Where the loss scale is no power of two, a binade's elements may lie in the next one. */
+/* If the loss scale is not a power of two, elements may be counted one binade off. */
 void binades_add(struct binades *b, const struct exponents *e);
 
-/* Of all of t's records. Of gradients that are equal on all ranks one rank's are taken. */
+/* Sums all of t's records. Gradients that are equal on all ranks are taken from one rank. */
 void binades_of(const struct tensor_record *t, struct binades *out);
 
-/* Which per cent of the elements in binades are in [begin, end). */
+/* Percentage of elements with a binade that are in [begin, end). */
 double binades_percent(const struct binades *b, int begin, int end);
 
-/* The least and largest binade with elements; false where there is none. */
+/* Smallest and largest binade with elements; returns false if there is none. */
 bool binades_range(const struct binades *b, int *least, int *most);
 
-/* The largest binade of one record; false where it has none. */
+/* Largest binade of one record; returns false if there is none. */
 bool exponents_most(const struct exponents *e, int *most);
 
 #endif

@@ -11,7 +11,7 @@
 enum {
     BAR = 14,
     BAR_GAP = 8,
-    MOST_MARKERS = 64, /* points of a line that are marked */
+    MOST_MARKERS = 64, /* lines with more points get no markers */
     RADIUS = 3,
 };
 
@@ -21,7 +21,7 @@ static bool is_in_panel(const struct view *v, size_t row, size_t panel) {
 
 /* ---- lines and points ---- */
 
-/* A marker's shape differs by series, since colours alone do not tell all people which is which. */
+/* Each series has its own marker shape, since not everyone can tell series apart by colour. */
 static void write_marker(FILE *out, double x, double y, size_t series) {
     static const char *const shapes[] = {
         "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", "m-3-3h6v6h-6z", "m0-4l4 7h-8z", "m0-4l4 4-4 4-4-4z", "m0 4l4-7h-8z",
@@ -35,12 +35,12 @@ static bool has_place(const struct frame *f, double x, double y) {
     return axis_has(&f->x, x) && axis_has(&f->y, y);
 }
 
-/* One series: its line, which is broken where a value has no place, and its markers where they are few. */
+/* Draws one series: its line, interrupted at values that cannot be drawn, and markers if they are few. */
 static void write_series(const struct frame *f, size_t series, size_t panel) {
     const struct view *v = f->view;
     const bool is_line = v->picture->form == LAB_LINES;
     size_t points = 0;
-    bool is_open = false; /* the point before has a place, so that a line leads to the next */
+    bool is_open = false; /* the previous point was drawn, so the next one continues its line */
     for (size_t row = 0; row < table_rows(v->table); row++) {
         if (v->series.of_row[row] != series || !is_in_panel(v, row, panel)) continue;
         const double x = view_number(v, row, v->x), y = view_number(v, row, v->y);
@@ -99,7 +99,7 @@ static void write_bars(FILE *out, const struct view *v, size_t panel, double wid
 
 /* ---- heat maps ---- */
 
-/* Where the fields of sorted values begin: halfway between them. edges has n + 1. On the axis' own scale. */
+/* Edges [n + 1] of the fields of sorted values, halfway between values on the axis's own scale. */
 static double *make_edges(struct axis *a, const double *values, size_t n) {
     double *edges = must(calloc(n + 2, sizeof(*edges)));
     struct axis unit = *a; /* places are on its scale */
@@ -115,7 +115,7 @@ static double *make_edges(struct axis *a, const double *values, size_t n) {
     return edges;
 }
 
-/* 1 to CHART_LEVELS; 0 = not drawn. Linear levels begin at 0. */
+/* Returns a level from 1 to CHART_LEVELS, or 0 = not drawn. Linear levels start at 0. */
 static int level_of(const struct view *v, double value) {
     const struct axis *c = &v->colors;
     if (!(value > 0) || !isfinite(value) || c->least > c->most) return 0;
@@ -139,7 +139,7 @@ static double edge_place(const struct axis *a, double edge) {
     return a->begin + (edge - a->least) / (a->most - a->least) * (a->end - a->begin);
 }
 
-/* All fields of one level as one path: a picture may have thousands. */
+/* Draws all fields of one level as one path, since a picture may have thousands of fields. */
 static void write_level(const struct frame *f, const double *x_edges, const double *y_edges, size_t panel, int level) {
     const struct view *v = f->view;
     bool is_open = false;

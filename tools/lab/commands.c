@@ -23,7 +23,7 @@ static int failed(void) {
     return FAILED;
 }
 
-/* NULL after a message, which names the experiment that was probably meant. */
+/* Returns NULL after a message that suggests the nearest name. */
 static const struct lab_experiment *find_experiment(const char *name) {
     struct cairn__nearest nearest = {.written = name};
     for (size_t i = 0; i < lab_num_experiments; i++) {
@@ -84,7 +84,7 @@ static bool is_all(const char *name) {
     return strcmp(name, "all") == 0;
 }
 
-/* An option of every run. "--name=value" and "--name value". False after a message. */
+/* Sets an option of all runs, given as "--name=value" or "--name value". Returns false after a message. */
 static bool set_option(struct request *q, int argc, char **argv, int *i) {
     char name[64];
     const char *written = argv[*i] + 2, *value = strchr(written, '=');
@@ -95,7 +95,7 @@ static bool set_option(struct request *q, int argc, char **argv, int *i) {
     if (strcmp(name, "again") == 0 && !value) return q->again = true;
     if (value) value++;
     else if (++*i < argc) value = argv[*i];
-    /* Which options there are comes before whether there is a value. */
+    /* An unknown option is reported before a missing value. */
     if (strcmp(name, "out") == 0) q->folder = value;
     for (size_t r = 0; r < q->count && strcmp(name, "out") != 0; r++) {
         if (!run_set(&q->runs[r], name, value ? value : "")) return false;
@@ -115,7 +115,7 @@ static bool add_runs(struct request *q, const char *name) {
 static bool read_request(struct request *q, int argc, char **argv) {
     int name = 0;
     *q = (struct request){.folder = USUAL_FOLDER};
-    for (int i = 1; i < argc; i++) { /* the name, wherever it stands: options are looked up in its list */
+    for (int i = 1; i < argc; i++) { /* find the experiment's name first: options are looked up in its list */
         if (argv[i][0] == '-') {
             i += strcmp(argv[i], "--again") != 0 && !strchr(argv[i], '=');
             continue;
@@ -133,8 +133,8 @@ static bool read_request(struct request *q, int argc, char **argv) {
     return true;
 }
 
-/* Whether the folder has this run already, and whether what was expected held in it. What cannot be read is as if it
- * were not there. */
+/* Whether the folder already has this run, and whether its expectations held. An unreadable result counts as
+ * missing. */
 static bool is_complete(const char *folder, const struct lab_run *run, bool *holds) {
     struct lab_result stored;
     if (!store_has(folder, run->experiment->name)) return false;
@@ -198,7 +198,7 @@ static size_t place_of(const char *name) {
     return i;
 }
 
-/* In the order of `list`; what that does not have comes last. */
+/* Sorts in the order of `list`; unknown names come last. */
 static int compare_results(const void *a, const void *b) {
     const char *x = ((const struct lab_result *)a)->name, *y = ((const struct lab_result *)b)->name;
     const size_t p = place_of(x), q = place_of(y);
@@ -219,8 +219,8 @@ static cairn_status read_results(const char *folder, struct lab_result **results
         folder, folder, folder);
     TRY(cairn__calloc(found + 1, sizeof(**results), (void **)results));
     for (size_t i = 0; i < found; i++) {
-        if (is_recorded && strcmp(names[i], TRAINED_NAME) == 0) continue; /* of an earlier report */
-        ++*count;                                                         /* what a failure has read is freed, too */
+        if (is_recorded && strcmp(names[i], TRAINED_NAME) == 0) continue; /* left by an earlier report */
+        ++*count;                                                         /* also after a failure, for freeing */
         TRY(store_read(folder, names[i], &(*results)[*count - 1]));
     }
     if (*count > 1) qsort(*results, *count, sizeof(**results), compare_results);

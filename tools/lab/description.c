@@ -11,7 +11,7 @@
 static const char FORMAT[] = "cairn-lab-result";
 enum { VERSION = 1 };
 
-/* Words of the file, by the values of the enums. */
+/* Names in the file, indexed by enum value. */
 static const char *const verdicts[] = {[LAB_SAYS] = "says", [LAB_HOLDS] = "holds", [LAB_FAILS] = "fails"};
 static const char *const forms[] = {
     [LAB_LINES] = "lines", [LAB_POINTS] = "points", [LAB_BARS] = "bars", [LAB_HEAT] = "heat"};
@@ -71,7 +71,7 @@ cairn_status description_make(const struct lab_result *r, char **text) {
 
 /* ---- reading ---- */
 
-/* What json_unpack_ex does, with the file and the place in the message. */
+/* json_unpack_ex with the file and the position in the error message. */
 #define UNPACK(file, place, value, ...)                                                                              \
     do {                                                                                                             \
         json_error_t why;                                                                                            \
@@ -79,7 +79,7 @@ cairn_status description_make(const struct lab_result *r, char **text) {
             return cairn__fail(CAIRN_EINVAL, "%s: %s is not as cairn-lab writes it: %s", (file), (place), why.text); \
     } while (0)
 
-/* The place of word in words; count where it is none of them. */
+/* Returns the index of word in words, or count. */
 static size_t find_word(const char *const *words, size_t count, const char *word) {
     size_t i = 0;
     while (i < count && !(words[i] && strcmp(words[i], word) == 0)) i++;
