@@ -77,16 +77,6 @@ static void name_two_hosts(const struct cairn__peers *p, char *text, size_t nbyt
              b->host);
 }
 
-static cairn_status check_one_host(const struct cairn__peers *p) {
-    char hosts[600];
-    if (cairn__peers_share_host(p)) return CAIRN_OK;
-    name_two_hosts(p, hosts, sizeof(hosts));
-    return cairn__fail(CAIRN_ENOTSUP,
-                       "%s; shm groups join the ranks of one machine and network namespace: start them there, or set "
-                       "CAIRN_HOST_ID to one text where shared memory is common",
-                       hosts);
-}
-
 /* A rank that reached the store over loopback is on the store's machine: its way to the others is the way to a rank of
  * another machine that has an address. Where all reached it so, they share a network, whatever their machines are
  * called. */
@@ -117,32 +107,22 @@ static cairn_status find_address(const struct choice *c, char *address, size_t n
 
 /* ---- what every rank can ---- */
 
-/* Whether this rank can use the backend; the reason as the last error. */
-static cairn_status probe_here(struct choice *c, int row) {
-    struct cairn__peer *me = &c->peers->all[c->peers->rank];
-    cairn_status st = CAIRN_OK;
-    char address[CAIRN__PEER_ADDRESS];
-    TRY(cairn__backend_probe(row, c->options));
-    if (row != CAIRN__BACKEND_GLOO) goto out;
-    TRY(find_address(c, address, sizeof(address)));
-    memcpy(me->address, address, sizeof(address));
-out:
-    return st;
-}
-
-/* Its address, then a line for each candidate: a status and a reason. */
+/* This rank's address, then a line for each candidate: a status and a reason. */
 static void write_probes(struct choice *c, char *text, size_t nbytes) {
-    struct cairn__peers *p = c->peers;
+    struct cairn__peer *me = &c->peers->all[c->peers->rank];
     char lines[TEXT_NBYTES - CAIRN__PEER_ADDRESS] = "";
     size_t used = 0;
     for (int i = 0; i < c->num_candidates; i++) {
-        char reason[REASON_NBYTES] = "";
-        const cairn_status st = probe_here(c, c->candidates[i].row);
+        char reason[REASON_NBYTES] = "", address[CAIRN__PEER_ADDRESS];
+        const bool is_gloo = c->candidates[i].row == CAIRN__BACKEND_GLOO;
+        cairn_status st = cairn__backend_probe(c->candidates[i].row, c->options);
+        if (st == CAIRN_OK && is_gloo) st = find_address(c, address, sizeof(address));
+        if (st == CAIRN_OK && is_gloo) memcpy(me->address, address, sizeof(address));
         if (st != CAIRN_OK) snprintf(reason, sizeof(reason), "%s", cairn_last_error());
         for (char *newline; (newline = strchr(reason, '\n'));) *newline = ' ';
         used += (size_t)snprintf(lines + used, sizeof(lines) - used, "\n%d %s", (int)st, reason);
     }
-    snprintf(text, nbytes, "%s%s", p->all[p->rank].address, lines);
+    snprintf(text, nbytes, "%s%s", me->address, lines);
 }
 
 static cairn_status read_probes(void *ctx, int rank, const char *text) {
@@ -196,25 +176,6 @@ out:
 
 /* ---- the choice ---- */
 
-static bool all_are_mpi(const struct cairn__peers *p) {
-    for (int r = 0; r < p->size; r++) {
-        if (!p->all[r].is_mpi) return false;
-    }
-    return true;
-}
-
-static void list_candidates(struct choice *c) {
-    const struct cairn__peers *p = c->peers;
-    if (p->all[0].on_gpu) {
-        add_candidate(c, CAIRN__BACKEND_NCCL);
-    } else if (cairn__peers_share_host(p)) {
-        add_candidate(c, CAIRN__BACKEND_SHM);
-    } else {
-        if (all_are_mpi(p)) add_candidate(c, CAIRN__BACKEND_MPI);
-        add_candidate(c, CAIRN__BACKEND_GLOO);
-    }
-}
-
 /* Errors that follow from the facts alone, hence the same on all ranks. */
 static cairn_status check_facts(const struct cairn__peers *p, int named) {
     cairn_status st = CAIRN_OK;
@@ -230,7 +191,14 @@ static cairn_status check_facts(const struct cairn__peers *p, int named) {
                 device_of(&p->all[0]), r, device_of(&p->all[r]));
     }
     if (named >= 0) TRY(check_memory(named, p->all[0].on_gpu));
-    if (named == CAIRN__BACKEND_SHM) TRY(check_one_host(p));
+    if (named == CAIRN__BACKEND_SHM && !cairn__peers_share_host(p)) {
+        char hosts[600];
+        name_two_hosts(p, hosts, sizeof(hosts));
+        return cairn__fail(CAIRN_ENOTSUP,
+                           "%s; shm groups join the ranks of one machine and network namespace: start them there, or "
+                           "set CAIRN_HOST_ID to one text where shared memory is common",
+                           hosts);
+    }
 out:
     return st;
 }
@@ -242,8 +210,15 @@ static cairn_status choose_together(const struct cairn__group_create_options *o,
     if (st != CAIRN_OK) return cairn__peers_refuse(p, st);
     if (named >= 0) {
         add_candidate(&c, named);
+    } else if (p->all[0].on_gpu) {
+        add_candidate(&c, CAIRN__BACKEND_NCCL);
+    } else if (cairn__peers_share_host(p)) {
+        add_candidate(&c, CAIRN__BACKEND_SHM);
     } else {
-        list_candidates(&c);
+        bool all_are_mpi = true;
+        for (int r = 0; r < p->size; r++) all_are_mpi = all_are_mpi && p->all[r].is_mpi;
+        if (all_are_mpi) add_candidate(&c, CAIRN__BACKEND_MPI);
+        add_candidate(&c, CAIRN__BACKEND_GLOO);
     }
     *row = c.candidates[0].row;
     return *row == CAIRN__BACKEND_SHM ? CAIRN_OK : probe_everywhere(&c, named >= 0, row);

@@ -94,15 +94,6 @@ static cairn_status publish(struct cairn__family *family, int rank, const struct
     return cairn_store_set(family->store, key, record, sizeof(*record));
 }
 
-static struct record record_of(const cairn_group *group, const struct cairn__call *call) {
-    struct record record = {.call = *call, .group = group->index};
-    for (const cairn_group *g = group->family->groups; g && record.num_groups < MAX_GROUPS; g = g->next) {
-        record.groups[record.num_groups].index = g->index;
-        record.groups[record.num_groups++].calls = g->next_number;
-    }
-    return record;
-}
-
 /* group is -1 too if the rank has published nothing. */
 static cairn_status read_record(const struct cairn__family *family, int rank, struct record *out) {
     char key[300];
@@ -148,30 +139,31 @@ out:
     return st;
 }
 
-/* The record comes first and stays, so that the other rank finds the same when its group dies. */
-static cairn_status die(cairn_group *group, struct record *record, cairn_group *other, cairn_status status) {
-    char cause[sizeof(group->cause)];
-    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-    record->is_dead = true;
-    (void)publish(group->family, group->env_ranks[group->rank], record);
-    (void)cairn__fail(status, "%s", cause);
-    return other == group ? status : cairn__group_kill(other, status);
-}
-
 cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *call) {
     struct cairn__family *family = group->family;
-    struct record record = record_of(group, call);
+    const int rank = group->env_ranks[group->rank];
+    struct record record = {.call = *call, .group = group->index};
     cairn_group *other = NULL;
     cairn_status found = CAIRN_OK;
     if (!family->store || family->store_fails || !cairn__group_detects_deadlock(group)) return CAIRN_OK;
+    for (const cairn_group *g = family->groups; g && record.num_groups < MAX_GROUPS; g = g->next) {
+        record.groups[record.num_groups].index = g->index;
+        record.groups[record.num_groups++].calls = g->next_number;
+    }
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
-    const cairn_status st = publish(family, group->env_ranks[group->rank], &record);
+    const cairn_status st = publish(family, rank, &record);
     family->published = st == CAIRN_OK;
     family->has_record |= family->published;
     family->store_fails = st != CAIRN_OK || check_members(group, call, &found, &other) != CAIRN_OK;
     if (found != CAIRN_OK) {
+        /* The record comes first and stays, so that the other rank finds the same when its group dies. */
+        char cause[sizeof(group->cause)];
+        snprintf(cause, sizeof(cause), "%s", cairn_last_error());
         family->published = false;
-        found = die(group, &record, other, found);
+        record.is_dead = true;
+        (void)publish(family, rank, &record);
+        (void)cairn__fail(found, "%s", cause);
+        if (other != group) found = cairn__group_kill(other, found);
     }
     if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
     return found;

@@ -156,19 +156,15 @@ static cairn_status derive(cairn_group *group, cairn_group *parent, int size) {
     return parent->backend->derive(group, parent);
 }
 
-/* Where one rank lacks descriptors, the others would wait for it to connect. */
-static cairn_status check_descriptors(const cairn_group *parent, const struct cairn__proposal *mine) {
-    const int files = parent->backend->files, members = mine->kind == NEW ? mine->n : 2; /* or more, of a color */
-    return files ? cairn__check_descriptors(files + members, "the group") : CAIRN_OK;
-}
-
 /* st: the check of this rank's arguments, with its last error. */
 static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__proposal *mine, double timeout,
                          cairn_group **out) {
+    const int files = parent->backend->files, members = mine->kind == NEW ? mine->n : 2; /* or more, of a color */
     cairn_group *made = NULL;
     int size = 0;
     if (st == CAIRN_OK) st = cairn__group_make(parent->family, parent->size, &made);
-    if (st == CAIRN_OK) st = check_descriptors(parent, mine);
+    /* Where one rank lacks descriptors, the others would wait for it to connect. */
+    if (st == CAIRN_OK && files) st = cairn__check_descriptors(files + members, "the group");
     put_status(mine, st);
     mine->made = parent->family->made;
     TRY(exchange_proposals(parent, mine));
