@@ -50,29 +50,15 @@ static void reset_stall(struct exchange *x) {
     x->doubt = FIRST_CHECK;
 }
 
-static void name_awaited(const struct exchange *x, char *text, size_t nbytes) {
-    int rank = x->ops->awaited ? x->ops->awaited(x->engine) : -1;
-    if (rank < 0 && x->machine) rank = cairn__machine_awaited(x->machine);
-    char name[80];
-    *text = '\0';
-    if (rank < 0) return;
-    cairn__group_name_rank(x->group, rank, name, sizeof(name));
-    snprintf(text, nbytes, " for %s", name);
-}
-
 static cairn_status fail_late(const struct exchange *x, const char *what, double timeout, const char *timeout_name) {
-    char rank[80], other[96];
+    char rank[80], other[80] = "";
+    int awaited = x->ops->awaited ? x->ops->awaited(x->engine) : -1;
+    if (awaited < 0 && x->machine) awaited = cairn__machine_awaited(x->machine);
     cairn__group_name_rank(x->group, x->group->rank, rank, sizeof(rank));
-    name_awaited(x, other, sizeof(other));
+    if (awaited >= 0) cairn__group_name_rank(x->group, awaited, other, sizeof(other));
     return cairn__fail(CAIRN_ETIMEOUT,
-                       "%s waited %g s%s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
-                       timeout, other, what, timeout_name);
-}
-
-static cairn_status fail_late_in(const struct exchange *x, const struct cairn__call *call) {
-    char what[128];
-    cairn__call_describe(call, what, sizeof(what));
-    return fail_late(x, what, x->group->timeout, x->group->timeout_name);
+                       "%s waited %g s%s%s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
+                       timeout, *other ? " for " : "", other, what, timeout_name);
 }
 
 /* What the group is in: the collective under way, or the oldest message. */
@@ -112,7 +98,11 @@ static cairn_status progress(cairn_group *group) {
         return CAIRN_OK;
     }
     if (x->machine) TRY(check_machine(x));
-    if (stalled_too_long(x, group->timeout)) TRY(fail_late_in(x, current(x)));
+    if (stalled_too_long(x, group->timeout)) {
+        char what[128];
+        cairn__call_describe(current(x), what, sizeof(what));
+        TRY(fail_late(x, what, group->timeout, group->timeout_name));
+    }
 out:
     return st;
 }
@@ -122,28 +112,15 @@ static void abort_engines(const struct exchange *x) {
     if (x->answers) x->ops->abort(x->answers);
 }
 
-/* call: the one this rank waits in. Others under way may finish without it. */
-static cairn_status check_deadlock(struct exchange *x, const struct cairn__call *call) {
-    if (x->stall.seconds < x->doubt) return CAIRN_OK;
-    x->doubt = 2 * x->stall.seconds;
-    return cairn__find_deadlock(x->group, call);
-}
-
-/* Ranks of one machine wait for each other as well as for transfers. */
-static cairn_status nap(struct exchange *x, const cairn_work *work) {
-    const uint32_t seen = cairn__machine_lie_down(x->machine);
-    const cairn_status st = progress(x->group);
-    if (st == CAIRN_OK && !x->moved && !work->done) cairn__machine_sleep(x->machine, seen);
-    cairn__machine_get_up(x->machine);
-    return st;
-}
-
 static cairn_status wait_for(struct exchange *x, cairn_work *work) {
     enum { RESTS = 2 };
     cairn_group *group = x->group;
     for (int idle = 0;; idle++) {
         cairn_status st = progress(group);
-        if (st == CAIRN_OK && !work->done) st = check_deadlock(x, &work->request.call);
+        if (st == CAIRN_OK && !work->done && x->stall.seconds >= x->doubt) {
+            x->doubt = 2 * x->stall.seconds;
+            st = cairn__find_deadlock(group, &work->request.call); /* other calls under way may finish without it */
+        }
         if (st != CAIRN_OK || work->done) return st;
         st = cairn__group_was_aborted(group);
         if (st != CAIRN_OK) {
@@ -155,8 +132,11 @@ static cairn_status wait_for(struct exchange *x, cairn_work *work) {
             idle = 0;
         } else if (!x->machine || !x->ops->set_wake || idle < RESTS) {
             x->ops->rest(x->engine, idle);
-        } else {
-            st = nap(x, work);
+        } else { /* ranks of one machine wait for each other as well as for transfers */
+            const uint32_t seen = cairn__machine_lie_down(x->machine);
+            st = progress(group);
+            if (st == CAIRN_OK && !x->moved && !work->done) cairn__machine_sleep(x->machine, seen);
+            cairn__machine_get_up(x->machine);
             if (st != CAIRN_OK) return st;
         }
     }
@@ -214,11 +194,17 @@ out:
     return st;
 }
 
-static cairn_status read_check(bool *check) {
+static cairn_status read_variables(bool *check, bool *flat) {
+    const char *hierarchy = cairn__var("CAIRN_HIERARCHY");
     bool present = false;
     long value = 0;
-    cairn_status st = cairn__var_int("CAIRN_CHECK", 0, 1, &present, &value);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__var_int("CAIRN_CHECK", 0, 1, &present, &value));
     *check = present && value == 1;
+    *flat = hierarchy && strcmp(hierarchy, "flat") == 0;
+    REQUIRE(!hierarchy || *flat || strcmp(hierarchy, "auto") == 0, CAIRN_EINVAL,
+            "CAIRN_HIERARCHY is '%s'; it can be auto or flat", hierarchy);
+out:
     return st;
 }
 
@@ -245,14 +231,6 @@ out:
 }
 
 /* ---- machines ---- */
-
-static cairn_status read_flat(bool *flat) {
-    const char *wanted = cairn__var("CAIRN_HIERARCHY");
-    *flat = wanted && strcmp(wanted, "flat") == 0;
-    REQUIRE(!wanted || *flat || strcmp(wanted, "auto") == 0, CAIRN_EINVAL,
-            "CAIRN_HIERARCHY is '%s'; it can be auto or flat", wanted);
-    return CAIRN_OK;
-}
 
 /* Whether levels pay: then fewer bytes go between machines. */
 static void choose_levels(struct exchange *x, bool flat) {
@@ -373,8 +351,7 @@ static cairn_status create(cairn_group *group, const struct cairn__group_create_
     cairn_status st = CAIRN_OK;
     TRY(cairn__engine_find(group->backend->name, &ops));
     TRY(make(group, ops, &x));
-    TRY(read_check(&x->check));
-    TRY(read_flat(&flat));
+    TRY(read_variables(&x->check, &flat));
     if (group->size == 1) return CAIRN_OK;
     struct cairn__engine_options o = engine_options(group, prefix, sizeof(prefix));
     if (options->meeting_timeout > 0 && options->meeting_timeout != o.timeout) {

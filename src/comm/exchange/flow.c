@@ -8,11 +8,6 @@
 
 /* ---- queues ---- */
 
-static struct flow_queue *queue_of(struct exchange *x, const struct cairn__call *call) {
-    if (!cairn__call_is_message(call)) return &x->collectives;
-    return &x->lanes[(call->kind == CAIRN__RECV) * x->group->size + call->peer];
-}
-
 static cairn_status take_flow(struct exchange *x, struct flow **out) {
     struct flow *f = x->free_flows;
     cairn_status st = CAIRN_OK;
@@ -27,30 +22,17 @@ out:
     return st;
 }
 
-static cairn_status make_staging(struct exchange *x, bool is_short) {
-    if (is_short && !x->short_staging)
-        return cairn__alloc(EXCHANGE_AHEAD * EXCHANGE_SHORT_NBYTES, (void **)&x->short_staging);
-    if (!is_short && !x->staging) return cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging);
-    return CAIRN_OK;
-}
-
-static cairn_status make_room(struct exchange *x, const struct cairn__call *call, bool stages, bool is_short) {
-    cairn_status st = CAIRN_OK;
-    if (cairn__call_is_message(call) && !x->lanes)
-        TRY(cairn__calloc(2 * (size_t)x->group->size, sizeof(*x->lanes), (void **)&x->lanes));
-    if (stages) TRY(make_staging(x, is_short));
-out:
-    return st;
-}
-
 cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
     const struct cairn__call *call = &work->request.call;
     const struct exchange_shape *shape = cairn__exchange_shape(x, call);
-    const bool stages = shape && shape->stages;
+    const bool is_message = cairn__call_is_message(call), stages = shape && shape->stages;
     const bool is_short = stages && cairn__exchange_staged_nbytes(x, shape, call, call->n) <= EXCHANGE_SHORT_NBYTES;
     struct flow *f = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(make_room(x, call, stages, is_short));
+    if (is_message && !x->lanes) TRY(cairn__calloc(2 * (size_t)x->group->size, sizeof(*x->lanes), (void **)&x->lanes));
+    if (is_short && !x->short_staging)
+        TRY(cairn__alloc(EXCHANGE_AHEAD * EXCHANGE_SHORT_NBYTES, (void **)&x->short_staging));
+    if (stages && !is_short && !x->staging) TRY(cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging));
     TRY(take_flow(x, &f));
     f->work = work;
     f->shape = shape;
@@ -62,24 +44,17 @@ cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
         assert(!stages || cairn__exchange_staged_nbytes(x, shape, call,
                                                         call->n < f->per_block ? call->n : f->per_block) <= f->stride);
     }
-    struct flow_queue *q = queue_of(x, call);
+    struct flow_queue *q = &x->collectives;
+    if (is_message) q = &x->lanes[(call->kind == CAIRN__RECV) * x->group->size + call->peer];
     if (q->head) {
         q->tail->next = f;
     } else {
         q->head = f;
     }
     q->tail = f;
-    x->messages += cairn__call_is_message(call);
+    x->messages += is_message;
 out:
     return st;
-}
-
-static void leave_queue(struct exchange *x, struct flow_queue *q) {
-    struct flow *f = q->head;
-    x->messages -= cairn__call_is_message(&f->work->request.call);
-    q->head = f->next;
-    f->next = x->free_flows;
-    x->free_flows = f;
 }
 
 static void free_list(struct flow *f) {
@@ -167,13 +142,6 @@ void cairn__exchange_words(struct exchange *x, struct cairn__transfer *t) {
     }
 }
 
-static cairn_status exchange_words(struct exchange *x, struct flow *f) {
-    struct cairn__transfer t;
-    cairn__exchange_words(x, &t);
-    x->words[x->group->rank] = f->mine;
-    return start(x, f, &t, &f->word_moving);
-}
-
 /* Moves a message's word to the receiver, or back, the receiver's to the sender. */
 static cairn_status move_word(struct exchange *x, struct flow *f, enum flow_stage stage) {
     const bool sends = (f->mine.call.kind == CAIRN__SEND) == (stage == FLOW_WORDS);
@@ -195,7 +163,11 @@ static cairn_status begin(struct exchange *x, struct flow *f) {
     f->stage = FLOW_WORDS;
     if (!x->engine) x->words[0] = f->mine;
     if (!has_words || !x->engine) return CAIRN_OK;
-    return cairn__call_is_message(&f->mine.call) ? move_word(x, f, FLOW_WORDS) : exchange_words(x, f);
+    if (cairn__call_is_message(&f->mine.call)) return move_word(x, f, FLOW_WORDS);
+    struct cairn__transfer t;
+    cairn__exchange_words(x, &t);
+    x->words[x->group->rank] = f->mine;
+    return start(x, f, &t, &f->word_moving);
 }
 
 /* Once the words are there. */
@@ -281,7 +253,10 @@ static cairn_status move_queue(struct exchange *x, struct flow_queue *q) {
         if (!is_through(x, f)) break;
         cairn_work *work = f->work;
         x->moved = true;
-        leave_queue(x, q);
+        x->messages -= cairn__call_is_message(&work->request.call);
+        q->head = f->next;
+        f->next = x->free_flows;
+        x->free_flows = f;
         for (int r = 0; !f->shape && r < x->group->size; r++) found |= x->words[r].found;
         cairn__work_complete(work, found);
     }

@@ -65,26 +65,20 @@ static void sum_chunk(const struct cairn__kernels *kernels, cairn_dtype dtype, f
     }
 }
 
-static void find_nonfinite(const struct cairn__kernels *kernels, cairn_dtype dtype, const float *sum,
-                           const void *const *srcs, const int *ranks, int count, size_t n,
-                           struct cairn__nonfinite *nonfinite) {
-    uint32_t found = 0;
-    kernels->check[CAIRN_F32](sum, n, &found);
-    for (int i = 0; i < count && found; i++) {
-        uint32_t here = 0;
-        kernels->check[dtype](srcs[i], n, &here);
-        if (here) cairn__ranks_add(&nonfinite->ranks, ranks[i]);
-    }
-}
-
 void cairn__sum_of_machine(const struct cairn__kernels *kernels, cairn_dtype dtype, float *dst, const void *const *srcs,
                            const int *ranks, int count, size_t n, struct cairn__nonfinite *nonfinite) {
     const void *from[CAIRN__MAX_RANKS];
     for (size_t i = 0; i < n; i += CHUNK) {
         const size_t m = smaller(CHUNK, n - i);
+        uint32_t found = 0;
         for (int r = 0; r < count; r++) from[r] = (const char *)srcs[r] + i * cairn_dtype_nbytes(dtype);
         sum_chunk(kernels, dtype, dst + i, from, count, m);
-        if (nonfinite) find_nonfinite(kernels, dtype, dst + i, from, ranks, count, m, nonfinite);
+        if (nonfinite) kernels->check[CAIRN_F32](dst + i, m, &found);
+        for (int r = 0; r < count && found; r++) {
+            uint32_t here = 0;
+            kernels->check[dtype](from[r], m, &here);
+            if (here) cairn__ranks_add(&nonfinite->ranks, ranks[r]);
+        }
     }
 }
 

@@ -154,12 +154,6 @@ static void refuse(const struct meeting *m) {
     if (has(m, "refused", &refused) == CAIRN_OK && !refused) (void)set(m, "refused", why, strlen(why));
 }
 
-static cairn_status has_joined(const struct meeting *m, int rank, bool *joined) {
-    char name[16];
-    snprintf(name, sizeof(name), "%d", rank);
-    return has(m, name, joined);
-}
-
 static cairn_status take_key(struct meeting *m, const uint8_t *key) {
     memcpy(m->key, key, sizeof(m->key));
     m->has_key = true;
@@ -223,25 +217,22 @@ static uint32_t port_of(int fd) {
                : 0;
 }
 
-static cairn_status choose_address(const struct cairn__engine_options *o, char *address, size_t nbytes) {
-    if (*o->address) {
-        snprintf(address, nbytes, "%s", o->address);
-        return CAIRN_OK;
-    }
-    REQUIRE(o->interface && *o->interface, CAIRN_ESYSTEM,
-            "rank %d has no address by which others reach it; name a network interface with GLOO_SOCKET_IFNAME",
-            o->rank);
-    return cairn__address_of_interface(o->interface, address, nbytes);
-}
-
 static cairn_status listen_at(struct meeting *m) {
+    const struct cairn__engine_options *o = m->o;
     cairn_status st = CAIRN_OK;
-    TRY(choose_address(m->o, m->here.address, sizeof(m->here.address)));
+    if (*o->address) {
+        snprintf(m->here.address, sizeof(m->here.address), "%s", o->address);
+    } else {
+        REQUIRE(o->interface && *o->interface, CAIRN_ESYSTEM,
+                "rank %d has no address by which others reach it; name a network interface with GLOO_SOCKET_IFNAME",
+                o->rank);
+        TRY(cairn__address_of_interface(o->interface, m->here.address, sizeof(m->here.address)));
+    }
     struct addrinfo *a = parse(m->here.address, 0);
     m->listener = a ? socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0) : -1;
     if (!a) errno = EINVAL;
     if (m->listener < 0 || bind(m->listener, a->ai_addr, a->ai_addrlen) != 0 || listen(m->listener, BACKLOG) != 0)
-        st = cairn__fail_errno(errno, "rank %d: gloo cannot listen on %s", m->o->rank, m->here.address);
+        st = cairn__fail_errno(errno, "rank %d: gloo cannot listen on %s", o->rank, m->here.address);
     if (a) freeaddrinfo(a);
     if (st == CAIRN_OK) m->here.port = port_of(m->listener);
 out:
@@ -271,21 +262,17 @@ static cairn_status fail_to_connect(const struct meeting *m, int rank, const cha
         m->o->rank, rank, link->there.address, (unsigned)link->there.port, why);
 }
 
-/* 0, or what went wrong. */
-static int connect_to(const struct record *there, int *fd) {
-    struct addrinfo *a = parse(there->address, there->port);
-    int error = EINVAL;
-    if (!a) return error;
-    *fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    error = *fd >= 0 && (connect(*fd, a->ai_addr, a->ai_addrlen) == 0 || errno == EINPROGRESS) ? 0 : errno;
-    freeaddrinfo(a);
-    return error;
-}
-
 static cairn_status begin_link(struct meeting *m, int rank) {
     struct link *link = &m->links[rank];
     if (cairn__now_ns() < link->not_before) return CAIRN_OK;
-    const int error = connect_to(&link->there, &link->fd);
+    struct addrinfo *a = parse(link->there.address, link->there.port);
+    int error = EINVAL;
+    if (a) {
+        link->fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        const bool is_made = link->fd >= 0;
+        error = is_made && (connect(link->fd, a->ai_addr, a->ai_addrlen) == 0 || errno == EINPROGRESS) ? 0 : errno;
+        freeaddrinfo(a);
+    }
     if (error != 0) return fail_to_connect(m, rank, strerror(error));
     link->state = CONNECTING;
     return CAIRN_OK;
@@ -330,18 +317,17 @@ out:
     return st;
 }
 
-static void refuse_link(struct link *link) {
-    link->met_a_stranger = true;
-    spoil(link);
-}
-
 static void answer(struct meeting *m, struct link *link) {
     uint8_t third[CAIRN__PROOF_THIRD];
     if (!receive(link->fd, link->bytes, sizeof(link->bytes), &link->nbytes)) {
         spoil(link);
     } else if (link->nbytes == sizeof(link->bytes)) {
-        if (cairn__proof_answer(&link->proof, m->secret, link->bytes, third)) greet(m, link, third, sizeof(third));
-        else refuse_link(link);
+        if (cairn__proof_answer(&link->proof, m->secret, link->bytes, third)) {
+            greet(m, link, third, sizeof(third));
+        } else {
+            link->met_a_stranger = true;
+            spoil(link);
+        }
     }
 }
 
@@ -467,38 +453,32 @@ static int first_missing(const struct meeting *m) {
     return r < m->o->size ? r : m->o->rank;
 }
 
-static void describe_silence(const struct meeting *m, int rank, char *why, size_t nbytes) {
-    if (rank < m->o->rank && m->links[rank].met_a_stranger) {
-        snprintf(why, nbytes, "what answers there does not know the group's key");
-    } else if (*m->stranger) {
-        snprintf(why, nbytes, "nothing within %g s, but a stranger from %s", m->o->timeout, m->stranger);
-    } else {
-        snprintf(why, nbytes, "nothing within %g s", m->o->timeout);
-    }
-}
-
-static cairn_status fail_to_be_reached(const struct meeting *m, int rank, const char *why) {
-    return cairn__fail(
-        CAIRN_ETIMEOUT,
-        "rank %d cannot connect to rank %d at %s port %u (gloo: %s); that rank has ended, or the network "
-        "or a firewall blocks the connection: see docs/launching.md",
-        rank, m->o->rank, m->here.address, (unsigned)m->here.port, why);
-}
-
 static cairn_status fail_late(const struct meeting *m) {
     const int rank = first_missing(m);
-    char why[160];
+    char name[16], why[160];
     bool joined = false;
     cairn_status st = CAIRN_OK;
     TRY(fail_if_refused(m));
-    TRY(has_joined(m, rank, &joined));
+    snprintf(name, sizeof(name), "%d", rank);
+    TRY(has(m, name, &joined));
     if (!joined)
         return cairn__fail(CAIRN_ETIMEOUT, "rank %d did not join the gloo group of %d ranks within %g s", rank,
                            m->o->size, m->o->timeout);
-    describe_silence(m, rank, why, sizeof(why));
-    if (rank < m->o->rank) (void)fail_to_connect(m, rank, why);
-    else (void)fail_to_be_reached(m, rank, why);
-    st = CAIRN_ETIMEOUT;
+    if (rank < m->o->rank && m->links[rank].met_a_stranger) {
+        snprintf(why, sizeof(why), "what answers there does not know the group's key");
+    } else if (*m->stranger) {
+        snprintf(why, sizeof(why), "nothing within %g s, but a stranger from %s", m->o->timeout, m->stranger);
+    } else {
+        snprintf(why, sizeof(why), "nothing within %g s", m->o->timeout);
+    }
+    if (rank < m->o->rank) {
+        (void)fail_to_connect(m, rank, why);
+        return CAIRN_ETIMEOUT;
+    }
+    st = cairn__fail(CAIRN_ETIMEOUT,
+                     "rank %d cannot connect to rank %d at %s port %u (gloo: %s); that rank has ended, or the network "
+                     "or a firewall blocks the connection: see docs/launching.md",
+                     rank, m->o->rank, m->here.address, (unsigned)m->here.port, why);
 out:
     return st;
 }

@@ -52,14 +52,6 @@ static const struct exchange_layout *layout_of(const struct exchange *x) {
 
 /* ---- making ---- */
 
-static int count_owners(const struct exchange_layout *l) {
-    int least = cairn__layout_ranks_on(l, 0);
-    for (int k = 1; k < l->machines; k++) {
-        if (cairn__layout_ranks_on(l, k) < least) least = cairn__layout_ranks_on(l, k);
-    }
-    return least;
-}
-
 /* For the environment's group: a family of this machine's ranks. */
 static cairn_status meet(struct exchange_machine *m, const struct cairn__group_create_options *options,
                          const struct cairn__peers *whole) {
@@ -121,10 +113,6 @@ static cairn_status add_numbers(const struct exchange_machine *m, cairn_status s
     return cairn__fail(st, "%s (numbers among the ranks of one machine, %s of the group)", cairn_last_error(), list);
 }
 
-static cairn_status run_here(struct exchange_machine *m, const struct cairn__request *request) {
-    return cairn__group_run(m->group, request, NULL);
-}
-
 /* Every rank has each other's lane once all have its place. */
 static cairn_status share_lanes(struct exchange_machine *m) {
     struct shm_place places[CAIRN__MAX_RANKS];
@@ -133,11 +121,10 @@ static cairn_status share_lanes(struct exchange_machine *m) {
     TRY(cairn__shm_alloc(m->group, sizeof(struct lane), &memory));
     m->mine = memory;
     const struct shm_place mine = cairn__shm_locate(m->shm, memory, sizeof(struct lane));
-    TRY(run_here(m, &(struct cairn__request){
-                        .call = {.kind = CAIRN__ALLGATHER, .n = sizeof(mine), .dtype = CAIRN_U8},
-                        .dst = places,
-                        .src = &mine,
-                    }));
+    const struct cairn__request request = {.call = {.kind = CAIRN__ALLGATHER, .n = sizeof(mine), .dtype = CAIRN_U8},
+                                           .dst = places,
+                                           .src = &mine};
+    TRY(cairn__group_run(m->group, &request, NULL));
     for (int i = 0; i < m->count; i++) m->lanes[i] = shm_at(m->shm, i, &places[i]);
     m->lanes[m->position] = m->mine;
 out:
@@ -158,7 +145,10 @@ cairn_status cairn__machine_make(struct exchange *x, const struct cairn__group_c
     m->count = cairn__layout_ranks_on(l, m->number);
     m->ranks = l->ranks + l->begin[m->number];
     m->position = position_of(m, x->group->rank);
-    m->owners = count_owners(l);
+    m->owners = m->count;
+    for (int k = 0; k < l->machines; k++) {
+        if (cairn__layout_ranks_on(l, k) < m->owners) m->owners = cairn__layout_ranks_on(l, k);
+    }
     m->owned = m->position < m->owners ? m->position : NOT_OWNER;
     TRY(cairn__calloc((size_t)m->count, sizeof(*m->lanes), (void **)&m->lanes));
     TRY(cairn__calloc((size_t)l->machines, sizeof(*m->partials), (void **)&m->partials));
@@ -337,15 +327,6 @@ static void begin_call(struct exchange_machine *m, const struct flow *f) {
     m->begun = true;
 }
 
-static cairn_status compare_calls(const struct exchange_machine *m, const struct cairn__call *mine) {
-    for (int i = 0; i < m->count; i++) {
-        const struct cairn__call *theirs = &m->lanes[i]->call;
-        if (!cairn__calls_agree(mine, theirs))
-            return cairn__fail_mismatch(m->x->group, m->x->group->rank, mine, m->ranks[i], theirs);
-    }
-    return CAIRN_OK;
-}
-
 static bool stage(struct exchange_machine *m, struct flow *f) {
     const size_t b = f->staged;
     if (b == f->blocks) return false;
@@ -360,21 +341,17 @@ static bool stage(struct exchange_machine *m, struct flow *f) {
     return true;
 }
 
-static void take_slices(const struct exchange_machine *m, const struct flow *f, size_t block) {
-    char *dst = (char *)request_of(f)->dst + block * f->per_block * width_of(f);
-    for (int i = 0; i < m->owners; i++) {
-        const struct piece s = slice_of(m, f, block, i);
-        if (i == m->owned && m->in_place) continue;
-        memcpy(dst + s.at * width_of(f), elements(m, f, block, i) + s.at * width_of(f), s.n * width_of(f));
-    }
-}
-
 /* Not before this rank has started the block, and so compared the calls: once all have taken a call's last block, the
  * others write their next one. */
 static bool take(struct exchange_machine *m, struct flow *f) {
     const size_t b = f->taken;
     if (b == f->started || !have(m, m->owners, GATHERED, m->before + b + 1)) return false;
-    take_slices(m, f, b);
+    char *dst = (char *)request_of(f)->dst + b * f->per_block * width_of(f);
+    for (int i = 0; i < m->owners; i++) {
+        const struct piece s = slice_of(m, f, b, i);
+        if (i == m->owned && m->in_place) continue;
+        memcpy(dst + s.at * width_of(f), elements(m, f, b, i) + s.at * width_of(f), s.n * width_of(f));
+    }
     f->taken++;
     count(m, &m->mine->taken);
     return true;
@@ -396,8 +373,14 @@ static void take_turn(struct exchange *x, struct flow *f) {
 /* Once all have staged the first block, all calls are there. */
 static cairn_status may_start(struct exchange *x, struct flow *f, size_t block, bool *may) {
     struct exchange_machine *m = x->machine;
+    const struct cairn__call *mine = &request_of(f)->call;
     *may = have(m, m->count, STAGED, m->before + block + 1);
-    return *may && block == 0 ? compare_calls(m, &request_of(f)->call) : CAIRN_OK;
+    for (int i = 0; *may && block == 0 && i < m->count; i++) {
+        const struct cairn__call *theirs = &m->lanes[i]->call;
+        if (!cairn__calls_agree(mine, theirs))
+            return cairn__fail_mismatch(x->group, x->group->rank, mine, m->ranks[i], theirs);
+    }
+    return CAIRN_OK;
 }
 
 /* The others may read from this rank's array until they have taken everything. */
