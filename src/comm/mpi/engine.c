@@ -167,13 +167,6 @@ static void abort_engine(struct cairn__engine *e) {
     }
 }
 
-static struct mpi_peer *find_peer(struct cairn__engine *e, int rank) {
-    for (int r = 0; r < e->size; r++) {
-        if (e->peers[r].rank == rank) return &e->peers[r];
-    }
-    return NULL;
-}
-
 static cairn_status hear(struct cairn__engine *e) {
     int there = 1, word = 0;
     cairn_status st = CAIRN_OK;
@@ -184,11 +177,12 @@ static cairn_status hear(struct cairn__engine *e) {
         if (!there) return CAIRN_OK;
         TRY(cairn__mpi_check(MPI_Recv(&word, 1, MPI_INT, status.MPI_SOURCE, tag, e->comm, MPI_STATUS_IGNORE),
                              "receive a word"));
-        struct mpi_peer *peer = find_peer(e, status.MPI_SOURCE);
-        if (!peer) continue;
-        peer->word = (enum word)word;
-        peer->since = cairn__clock_seconds();
-        e->missing = true;
+        for (int r = 0; r < e->size; r++) {
+            if (e->peers[r].rank != status.MPI_SOURCE) continue;
+            e->peers[r].word = (enum word)word;
+            e->peers[r].since = cairn__clock_seconds();
+            e->missing = true;
+        }
     }
 out:
     return st;
@@ -232,14 +226,6 @@ static cairn_status take_moving(struct cairn__engine *e, struct cairn__moving **
     *out = m;
 out:
     return st;
-}
-
-static void return_moving(struct cairn__engine *e, struct cairn__moving *moving) {
-    struct cairn__moving **at = &e->moving;
-    while (*at != moving) at = &(*at)->next;
-    *at = moving->next;
-    moving->next = e->unused;
-    e->unused = moving;
 }
 
 static MPI_Request *add_message(struct cairn__moving *m, int peer, int nbytes) {
@@ -392,8 +378,12 @@ static cairn_status test(struct cairn__engine *e, struct cairn__moving *m, bool 
     cairn_status st = check_sizes(e, m);
     if (st != CAIRN_OK) return st;
     if (m->forward) return send_on(e, m, m->forward);
+    struct cairn__moving **at = &e->moving;
+    while (*at != m) at = &(*at)->next;
+    *at = m->next;
+    m->next = e->unused;
+    e->unused = m;
     *done = true;
-    return_moving(e, m);
     return CAIRN_OK;
 }
 

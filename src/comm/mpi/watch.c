@@ -60,22 +60,17 @@ static void calm(struct cairn__mpi_watch *w, double before) {
 
 /* ---- giving up ---- */
 
-/* Whether all have. */
-static bool have_answered(struct cairn__mpi_watch *w, bool *answered) {
-    bool all = true;
-    for (int r = 0; r < w->options->size; r++) {
-        if (!answered[r]) answered[r] = is_there(w, "here", r);
-        all &= answered[r];
-    }
-    return all;
-}
-
+/* Whether all have answered. */
 static bool gather_answers(struct cairn__mpi_watch *w, bool *answered) {
     const double end = cairn__clock_seconds() + ANSWER_MS * 1e-3;
     bool all = false;
     while (!w->is_deaf && !all && cairn__clock_seconds() < end) {
         poll(NULL, 0, PAUSE_MS);
-        all = have_answered(w, answered);
+        all = true;
+        for (int r = 0; r < w->options->size; r++) {
+            if (!answered[r]) answered[r] = is_there(w, "here", r);
+            all &= answered[r];
+        }
     }
     if (w->options->rank == 0) poll(NULL, 0, HOST_MS);
     return all;

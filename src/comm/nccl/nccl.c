@@ -112,19 +112,16 @@ static cairn_status queue_collective(struct cairn__link *link, void *ctx) {
     }
 }
 
-static cairn_status queue_message(struct cairn__link *link, const struct cairn__request *r) {
-    const cairn_dtype dtype = (cairn_dtype)r->call.dtype;
-    const size_t n = (size_t)r->call.n;
-    if (r->call.kind == CAIRN__SEND) return link->ops->send(link->comm, r->src, n, dtype, r->call.peer);
-    return link->ops->recv(link->comm, r->dst, n, dtype, r->call.peer);
-}
-
 static cairn_status queue_held(struct cairn__link *link, void *ctx) {
     const struct nccl *x = ctx;
     cairn_status st = link->ops->group_begin(link->comm);
     if (st != CAIRN_OK) return st;
     for (size_t i = x->num_works - x->num_held; i < x->num_works && st == CAIRN_OK; i++) {
-        st = queue_message(link, &x->works[i]->request);
+        const struct cairn__request *r = &x->works[i]->request;
+        const cairn_dtype dtype = (cairn_dtype)r->call.dtype;
+        const size_t n = (size_t)r->call.n;
+        st = r->call.kind == CAIRN__SEND ? link->ops->send(link->comm, r->src, n, dtype, r->call.peer)
+                                         : link->ops->recv(link->comm, r->dst, n, dtype, r->call.peer);
     }
     const cairn_status ended = link->ops->group_end(link->comm);
     return st == CAIRN_OK ? ended : st;
@@ -168,8 +165,15 @@ out:
     return st;
 }
 
-static void finish_passed(struct nccl *x, uint64_t passed) {
+/* A graph's works are joined while it is recorded; there is nothing to poll. */
+static cairn_status progress(cairn_group *group) {
+    struct nccl *x = nccl_of(group);
+    uint64_t passed = 0;
     size_t kept = 0;
+    cairn_status st = CAIRN_OK;
+    TRY(launch_held(x));
+    TRY(cairn__link_poll(&x->link, &passed));
+    if (group->device->capturing) return CAIRN_OK;
     for (size_t i = 0; i < x->num_works; i++) {
         cairn_work *work = x->works[i];
         const bool is_through = work->state && number_of(work) <= passed;
@@ -177,16 +181,6 @@ static void finish_passed(struct nccl *x, uint64_t passed) {
         if (!is_through) x->works[kept++] = work;
     }
     x->num_works = kept;
-}
-
-/* A graph's works are joined while it is recorded; there is nothing to poll. */
-static cairn_status progress(cairn_group *group) {
-    struct nccl *x = nccl_of(group);
-    uint64_t passed = 0;
-    cairn_status st = CAIRN_OK;
-    TRY(launch_held(x));
-    TRY(cairn__link_poll(&x->link, &passed));
-    if (!group->device->capturing) finish_passed(x, passed);
 out:
     return st;
 }
@@ -378,14 +372,6 @@ static cairn_status publish_id(const struct nccl *x, struct cairn__comm_id *id) 
     return made != CAIRN_OK ? cairn__fail(made, "%s", value + 1) : set;
 }
 
-/* All have it once the communicator is made. */
-static void forget_id(const cairn_group *group) {
-    char key[300];
-    if (group->rank != 0 || group->size == 1 || !cairn__store_forgets(group->family->store)) return;
-    write_key(group, key, sizeof(key));
-    (void)cairn_store_delete(group->family->store, key, NULL);
-}
-
 static cairn_status fail_without_id(const cairn_group *group, double timeout) {
     char rank[80], first[80];
     cairn__group_name_rank(group, group->rank, rank, sizeof(rank));
@@ -427,14 +413,6 @@ out:
 
 /* ---- creation ---- */
 
-static cairn_status read_check(bool *check) {
-    bool present = false;
-    long value = 0;
-    const cairn_status st = cairn__var_int("CAIRN_CHECK", 0, 1, &present, &value);
-    *check = present && value == 1;
-    return st;
-}
-
 static cairn_status make(cairn_group *group, const struct cairn__comm_ops *ops, struct nccl **out) {
     struct cairn_device *d = group->device;
     struct nccl *x = NULL;
@@ -457,17 +435,24 @@ static cairn_status connect(struct nccl *x, double timeout) {
     cairn_status st = CAIRN_OK;
     TRY(group->rank == 0 ? publish_id(x, &id) : fetch_id(group, timeout, &id));
     TRY(cairn__link_open(&x->link, &id, timeout));
-    forget_id(group);
+    /* All have the id now. */
+    if (group->rank == 0 && group->size > 1 && cairn__store_forgets(group->family->store)) {
+        char key[300];
+        write_key(group, key, sizeof(key));
+        (void)cairn_store_delete(group->family->store, key, NULL);
+    }
 out:
     return st;
 }
 
 /* All ranks are here. If one checks calls (CAIRN_CHECK) all do. */
 static cairn_status greet(struct nccl *x) {
+    bool present = false;
+    long value = 0;
     uint32_t found = 0;
     cairn_status st = CAIRN_OK;
-    TRY(read_check(&x->check));
-    found = x->check;
+    TRY(cairn__var_int("CAIRN_CHECK", 0, 1, &present, &value));
+    found = present && value == 1;
     TRY(exchange_calls(x, &(struct cairn__call){.kind = CAIRN__AGREE}, &found));
     x->check = found != 0;
 out:
