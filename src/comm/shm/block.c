@@ -117,29 +117,22 @@ void cairn__shm_copy_across(void *dst, const void *src, size_t nbytes) {
     memcpy((char *)dst + done, (const char *)src + done, nbytes - done);
 }
 
-static void stage_parts(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b) {
-    for (int r = 0; r < s->size; r++) {
-        if (r == s->rank) continue;
-        char *to = bounce(s, s->rank, b) + (size_t)r * op->block * b->nbytes;
-        cairn__shm_copy_across(to, source(s, op, b, s->rank, r), b->n * b->nbytes);
-    }
-}
-
-static void stage_all_but(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b,
-                          struct slice slice) {
-    const char *src = source(s, op, b, s->rank, 0);
-    const size_t begin = slice.begin * b->nbytes, end = begin + slice.n * b->nbytes;
-    cairn__shm_copy_across(bounce(s, s->rank, b), src, begin);
-    cairn__shm_copy_across(bounce(s, s->rank, b) + end, src + end, b->n * b->nbytes - end);
-}
-
 void cairn__shm_stage(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b) {
     const struct cairn__call *call = call_of(op);
     if (op->slot->src.segment || !gives(call, s->rank)) return;
+    char *to = bounce(s, s->rank, b);
     if (cairn__shm_has_parts(call)) {
-        stage_parts(s, op, b);
-    } else {
-        stage_all_but(s, op, b, has_slices(call) ? slice_of(s, op, b, s->rank) : (struct slice){0});
+        for (int r = 0; r < s->size; r++) {
+            if (r == s->rank) continue;
+            cairn__shm_copy_across(to + (size_t)r * op->block * b->nbytes, source(s, op, b, s->rank, r),
+                                   b->n * b->nbytes);
+        }
+    } else { /* all but the slice that this rank computes */
+        const struct slice own = has_slices(call) ? slice_of(s, op, b, s->rank) : (struct slice){0};
+        const char *src = source(s, op, b, s->rank, 0);
+        const size_t begin = own.begin * b->nbytes, end = begin + own.n * b->nbytes;
+        cairn__shm_copy_across(to, src, begin);
+        cairn__shm_copy_across(to + end, src + end, b->n * b->nbytes - end);
     }
 }
 

@@ -22,25 +22,21 @@ static struct shm_place locate(const struct cairn__shm *s, const void *memory, c
     return cairn__shm_locate(s, memory, n * cairn_dtype_nbytes((cairn_dtype)call->dtype));
 }
 
-static void fill_slot(const struct cairn__shm *s, const struct cairn__request *r, struct shm_slot *slot) {
-    const bool moves_data = r->call.kind <= CAIRN__ALLTOALL;
-    slot->call = r->call;
-    slot->src = slot->dst = (struct shm_place){0};
-    if (!moves_data) return;
-    slot->src = locate(s, r->src, &r->call, cairn__shm_has_parts(&r->call));
-    if (r->call.kind == CAIRN__ALLREDUCE || r->call.kind == CAIRN__REDUCE)
-        slot->dst = r->dst == r->src ? slot->src : locate(s, r->dst, &r->call, false);
-}
-
 /* If ranks are crowded this wakes no rank: plan() does, once all ranks have posted. */
 static void publish(struct cairn__shm *s, cairn_work *work) {
+    const struct cairn__request *r = &work->request;
     struct shm_op *op = shm_op(s, s->posted);
-    *op = (struct shm_op){.work = work, .slot = shm_slot(s, s->rank, s->posted)};
-    fill_slot(s, &work->request, op->slot);
-    if (work->request.nonfinite) *shm_nonfinite_ranks(s, s->rank, s->posted) = (struct cairn__ranks){{0}};
+    struct shm_slot *slot = shm_slot(s, s->rank, s->posted);
+    *op = (struct shm_op){.work = work, .slot = slot};
+    slot->call = r->call;
+    slot->src = slot->dst = (struct shm_place){0};
+    if (r->call.kind <= CAIRN__ALLTOALL) slot->src = locate(s, r->src, &r->call, cairn__shm_has_parts(&r->call));
+    if (r->call.kind == CAIRN__ALLREDUCE || r->call.kind == CAIRN__REDUCE)
+        slot->dst = r->dst == r->src ? slot->src : locate(s, r->dst, &r->call, false);
+    if (r->nonfinite) *shm_nonfinite_ranks(s, s->rank, s->posted) = (struct cairn__ranks){{0}};
     s->posted++;
     s->clock.since = 0;
-    atomic_store(&op->slot->ticket, s->posted);
+    atomic_store(&slot->ticket, s->posted);
     if (!s->crowded) cairn__shm_notify(s);
 }
 
@@ -54,20 +50,6 @@ void cairn__shm_post_collective(struct cairn__shm *s, cairn_work *work) {
     } else {
         publish(s, work);
     }
-}
-
-/* ---- agreement ---- */
-
-/* Compares with the ranks that have posted, in rank order. */
-static cairn_status match(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
-    for (; op->matched < s->size; op->matched++) {
-        const struct shm_slot *theirs = shm_slot(s, op->matched, number);
-        if (atomic_load(&theirs->ticket) != number + 1) return CAIRN_OK;
-        if (!cairn__calls_agree(&op->slot->call, &theirs->call))
-            return cairn__fail_mismatch(s->group, s->rank, &op->slot->call, op->matched, &theirs->call);
-        shm_move(s, &s->clock);
-    }
-    return CAIRN_OK;
 }
 
 /* ---- the plan ---- */
@@ -150,8 +132,13 @@ static cairn_status share(struct cairn__shm *s, struct shm_op *op, uint64_t numb
 static cairn_status advance(struct cairn__shm *s, struct shm_op *op, uint64_t number, bool *finished) {
     cairn_status st = CAIRN_OK;
     *finished = false;
-    TRY(match(s, op, number));
-    if (op->matched < s->size) return CAIRN_OK;
+    for (; op->matched < s->size; op->matched++) { /* compares with the ranks that have posted, in rank order */
+        const struct shm_slot *theirs = shm_slot(s, op->matched, number);
+        if (atomic_load(&theirs->ticket) != number + 1) return CAIRN_OK;
+        if (!cairn__calls_agree(&op->slot->call, &theirs->call))
+            return cairn__fail_mismatch(s->group, s->rank, &op->slot->call, op->matched, &theirs->call);
+        shm_move(s, &s->clock);
+    }
     if (!op->planned) plan(s, op, number);
     if (!op->single && s->complete != number) return CAIRN_OK;
     if (op->shared) TRY(share(s, op, number));

@@ -75,20 +75,15 @@ cairn_status cairn__shm_map_memory(int fd, size_t nbytes, void **out) {
     return CAIRN_OK;
 }
 
-/* A memory file is a file to ulimit -f, and a longer one is answered by a SIGXFSZ. */
-static cairn_status check_file_limit(size_t nbytes) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return CAIRN_OK;
-    REQUIRE(nbytes <= limit.rlim_cur, CAIRN_ENOMEM,
-            "%zu bytes of shared memory are more than the %llu that a file may have here; raise ulimit -f", nbytes,
-            (unsigned long long)limit.rlim_cur);
-    return CAIRN_OK;
-}
-
 static cairn_status fill_file(int fd, size_t nbytes, size_t filled, void **out) {
+    struct rlimit limit = {0};
     void *p = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(check_file_limit(nbytes));
+    /* A memory file is a file to ulimit -f, and a longer one is answered by a SIGXFSZ. */
+    const bool is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    REQUIRE(!is_limited || nbytes <= limit.rlim_cur, CAIRN_ENOMEM,
+            "%zu bytes of shared memory are more than the %llu that a file may have here; raise ulimit -f", nbytes,
+            (unsigned long long)limit.rlim_cur);
     if (ftruncate(fd, (off_t)nbytes) != 0)
         return cairn__fail_errno(errno, "making room for %zu bytes of shared memory", nbytes);
     TRY(cairn__shm_map_memory(fd, nbytes, &p));

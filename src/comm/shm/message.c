@@ -44,18 +44,6 @@ out:
     return st;
 }
 
-/* What runs out of memory later would end the process. */
-static cairn_status fill_pages(struct shm_route *route, const struct cairn__call *call, bool placed) {
-    const bool rings = route->sends && !placed && call->n > 0;
-    const size_t needed = rings ? sizeof(*route->pair) : HEAD_NBYTES;
-    cairn_status st = CAIRN_OK;
-    if (route->filled >= needed) return CAIRN_OK;
-    TRY(cairn__shm_fill(route->pair, needed));
-    route->filled = needed;
-out:
-    return st;
-}
-
 /* Few bytes go through the ring, also where the receiver could copy them: then the sender may leave. */
 static struct shm_place place_of(const struct cairn__shm *s, const struct cairn__request *r) {
     const struct shm_place place = cairn__shm_locate(s, r->src, size_of(&r->call));
@@ -63,26 +51,27 @@ static struct shm_place place_of(const struct cairn__shm *s, const struct cairn_
     return is_small ? (struct shm_place){0} : place;
 }
 
-static void append(struct cairn__shm *s, struct shm_route *route, cairn_work *work) {
-    shm_enqueue(&route->works, work);
-    if (!route->unpublished) route->unpublished = work;
-    if (!route->moving) route->moving = work;
-    if (route->works.first == work) route->clock.since = 0;
-    route->posted++;
-    if (route->active) return;
-    route->active = true;
-    route->next = s->active;
-    s->active = route;
-}
-
 cairn_status cairn__shm_post_message(struct cairn__shm *s, cairn_work *work) {
     const struct cairn__request *r = &work->request;
     cairn_status st = CAIRN_OK;
     if (!s->routes) TRY(make_routes(s));
     struct shm_route *route = cairn__shm_route(s, &r->call);
-    const bool placed = route->sends && place_of(s, r).segment;
-    TRY(fill_pages(route, &r->call, placed));
-    append(s, route, work);
+    const bool rings = route->sends && !place_of(s, r).segment && r->call.n > 0;
+    const size_t needed = rings ? sizeof(*route->pair) : HEAD_NBYTES;
+    if (route->filled < needed) { /* what runs out of memory later would end the process */
+        TRY(cairn__shm_fill(route->pair, needed));
+        route->filled = needed;
+    }
+    shm_enqueue(&route->works, work);
+    if (!route->unpublished) route->unpublished = work;
+    if (!route->moving) route->moving = work;
+    if (route->works.first == work) route->clock.since = 0;
+    route->posted++;
+    if (!route->active) {
+        route->active = true;
+        route->next = s->active;
+        s->active = route;
+    }
 out:
     return st;
 }

@@ -63,28 +63,22 @@ static bool take(atomic_uint_fast64_t *taken, uint64_t turn, uint64_t pieces, ui
     return true;
 }
 
-static uint64_t make_pieces(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
+void cairn__shm_share(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
+    struct shm_lane *mine = shm_lane(s, s->rank);
     struct shm_job *job = job_of(s, b->number);
     const uint64_t turn = turn_of(b->number), pieces = pieces_of(s, &op->work->request.call);
     const uint64_t regions = (uint64_t)s->regions;
-    const int processor = sched_getcpu();
     uint64_t made = 0, index;
+    uint32_t found;
+    atomic_store(&mine->sharing, b->number + 1);
+    const int processor = sched_getcpu();
     for (uint64_t i = 0; i < regions; i++) {
         const uint64_t region = ((processor < 0 ? 0 : (uint64_t)processor) + i) % regions;
         for (; take(&job->taken[region], turn, pieces, &index); made++)
             cairn__shm_reduce_piece(s, op, b, (size_t)(region * pieces + index), (size_t)(regions * pieces));
     }
-    return made;
-}
-
-void cairn__shm_share(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
-    struct shm_lane *mine = shm_lane(s, s->rank);
-    uint32_t found;
-    atomic_store(&mine->sharing, b->number + 1);
-    const uint64_t made = make_pieces(s, op, b);
     if (made) {
-        struct shm_job *job = job_of(s, b->number);
-        const uint64_t turn = turn_of(b->number), flag = op->found ? FOUND : 0;
+        const uint64_t flag = op->found ? FOUND : 0;
         uint64_t word = atomic_load(&job->made);
         while (!atomic_compare_exchange_weak(&job->made, &word, (in_turn(word, turn) + made) | flag)) {}
     }

@@ -64,13 +64,6 @@ static bool lags(struct cairn__shm *s, const struct shm_route *route, int rank) 
 
 /* ---- peers that died, gave up or do not come ---- */
 
-static cairn_status fail_waiting(struct cairn__shm *s, const struct shm_route *route, int rank) {
-    char what[128], did[160];
-    cairn__call_describe(awaited(s, route), what, sizeof(what));
-    snprintf(did, sizeof(did), "waited in %s", what);
-    return cairn__shm_fail_gone(s, rank, did);
-}
-
 static cairn_status check_peers(struct cairn__shm *s, const struct shm_route *route, bool blocked) {
     cairn_status st = CAIRN_OK;
     cairn__shm_mark_ended(s);
@@ -80,7 +73,11 @@ static cairn_status check_peers(struct cairn__shm *s, const struct shm_route *ro
     for (int r = 0; r < s->size && !s->moved; r++) {
         const enum shm_gone how = cairn__shm_gone(s, r);
         const bool missing = (s->peers[r].dead || how != SHM_HERE) && lags(s, route, r);
-        if (r != s->rank && (missing || how == SHM_ABORTED)) return fail_waiting(s, route, r);
+        if (r == s->rank || !(missing || how == SHM_ABORTED)) continue;
+        char what[128], did[160];
+        cairn__call_describe(awaited(s, route), what, sizeof(what));
+        snprintf(did, sizeof(did), "waited in %s", what);
+        return cairn__shm_fail_gone(s, r, did);
     }
 out:
     return st;
