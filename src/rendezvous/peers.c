@@ -48,15 +48,6 @@ struct exchange {
 
 /* ---- this rank's facts ---- */
 
-static cairn_status choose_socket(char name[CAIRN__PEER_SOCKET]) {
-    uint64_t random[2];
-    if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
-        return cairn__fail_errno(errno, "choosing a socket's name");
-    snprintf(name, CAIRN__PEER_SOCKET, "cairn-%016llx%016llx", (unsigned long long)random[0],
-             (unsigned long long)random[1]);
-    return CAIRN_OK;
-}
-
 static socklen_t fill_address(const char *name, struct sockaddr_un *a) {
     size_t length = strlen(name);
     *a = (struct sockaddr_un){.sun_family = AF_UNIX}; /* sun_path[0] = 0 makes the name abstract */
@@ -66,15 +57,17 @@ static socklen_t fill_address(const char *name, struct sockaddr_un *a) {
 
 static cairn_status open_listener(struct cairn__peers *p) {
     struct cairn__peer *me = &p->all[p->rank];
-    cairn_status st = CAIRN_OK;
-    TRY(choose_socket(me->socket));
+    uint64_t random[2];
+    if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
+        return cairn__fail_errno(errno, "choosing a socket's name");
+    snprintf(me->socket, CAIRN__PEER_SOCKET, "cairn-%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
     struct sockaddr_un a;
     socklen_t length = fill_address(me->socket, &a);
     p->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (p->listener < 0 || bind(p->listener, (struct sockaddr *)&a, length) != 0 || listen(p->listener, BACKLOG) != 0)
         return cairn__fail_errno(errno, "listening for the other ranks");
-out:
-    return st;
+    return CAIRN_OK;
 }
 
 static cairn_status know_myself(struct cairn__peers *p, const struct cairn__peers_options *o) {

@@ -17,28 +17,21 @@ static bool is_local_rank(const char *arg, const char **value) {
     return false;
 }
 
-static cairn_status parse_rank(const char *text, int *rank) {
-    REQUIRE(text, CAIRN_EINVAL, "the argument --local_rank has no number after it; write --local_rank=0");
-    char *end = NULL;
-    errno = 0;
-    const long parsed = strtol(text, &end, 10);
-    REQUIRE(errno == 0 && end != text && *end == '\0' && parsed >= 0 && parsed <= CAIRN__MAX_RANK, CAIRN_EINVAL,
-            "the argument --local_rank=%s is not a whole number in [0, %d]", text, CAIRN__MAX_RANK);
-    *rank = (int)parsed;
-    return CAIRN_OK;
-}
-
 cairn_status cairn__argument_find(int argc, char **argv, int *local_rank) {
-    cairn_status st = CAIRN_OK;
     *local_rank = CAIRN__NOT_TOLD;
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         const char *value = NULL;
         if (!is_local_rank(argv[i], &value)) continue;
         if (!value && i + 1 < argc) value = argv[++i];
-        TRY(parse_rank(value, local_rank));
+        REQUIRE(value, CAIRN_EINVAL, "the argument --local_rank has no number after it; write --local_rank=0");
+        char *end = NULL;
+        errno = 0;
+        const long parsed = strtol(value, &end, 10);
+        REQUIRE(errno == 0 && end != value && *end == '\0' && parsed >= 0 && parsed <= CAIRN__MAX_RANK, CAIRN_EINVAL,
+                "the argument --local_rank=%s is not a whole number in [0, %d]", value, CAIRN__MAX_RANK);
+        *local_rank = (int)parsed;
     }
-out:
-    return st;
+    return CAIRN_OK;
 }
 
 void cairn__argument_remove(int *argc, char **argv) {

@@ -22,15 +22,8 @@ static void put(struct text *t, const char *format, ...) {
     t->room -= used;
 }
 
-static void put_meeting(struct text *t, const struct cairn__meeting *m) {
-    put(t, "meeting: at ");
-    for (int i = 0; i < m->num_hosts; i++) put(t, "%s%s", i ? " or " : "", m->hosts[i]);
-    put(t, " port %d", m->ports[0]);
-    if (m->num_ports > 1) put(t, " or one of %d more", m->num_ports - 1);
-    put(t, " (%s), served by %s\n", m->from, m->agent_store ? "the launcher" : "rank 0");
-}
-
 void cairn__launch_describe(const struct cairn__launch *launch, char *text, size_t nbytes) {
+    const struct cairn__meeting *m = &launch->meeting;
     struct text t = {.at = text, .room = nbytes};
     if (nbytes == 0) return;
     text[0] = '\0';
@@ -40,7 +33,13 @@ void cairn__launch_describe(const struct cairn__launch *launch, char *text, size
     if (launch->variables[0]) put(&t, " (%s)", launch->variables);
     if (launch->restart_count) put(&t, ", restart %d", launch->restart_count);
     put(&t, "\n");
-    if (launch->meeting.num_hosts) put_meeting(&t, &launch->meeting);
+    if (m->num_hosts) {
+        put(&t, "meeting: at ");
+        for (int i = 0; i < m->num_hosts; i++) put(&t, "%s%s", i ? " or " : "", m->hosts[i]);
+        put(&t, " port %d", m->ports[0]);
+        if (m->num_ports > 1) put(&t, " or one of %d more", m->num_ports - 1);
+        put(&t, " (%s), served by %s\n", m->from, m->agent_store ? "the launcher" : "rank 0");
+    }
     for (const char *line = launch->notes; *line;) {
         const size_t length = strcspn(line, "\n");
         put(&t, "note: %.*s\n", (int)length, line);

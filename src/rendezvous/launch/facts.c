@@ -70,14 +70,6 @@ static bool is_partial(const struct cairn__launcher *by, struct partial *p) {
     return (rank != NULL) != (size != NULL);
 }
 
-static const struct cairn__launcher *first_whole(void) {
-    for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {
-        if (by->counts && !by->counts()) continue;
-        if (cairn__first_set(by->rank) && cairn__first_set(by->size)) return by;
-    }
-    return NULL;
-}
-
 /* No set is complete. Half a set is an error of the user's or the launcher's: each of several processes would run
  * alone as rank 0. */
 static cairn_status be_alone(struct cairn__launch *l) {
@@ -106,8 +98,10 @@ static cairn_status be_alone(struct cairn__launch *l) {
 
 static cairn_status find_who(const struct cairn__launch_told *told, struct cairn__launch *l) {
     if (told && (told->world_size || told->rank)) return read_options(told, l);
-    const struct cairn__launcher *by = first_whole();
-    if (by) return read_set(by, l);
+    for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {
+        if (by->counts && !by->counts()) continue;
+        if (cairn__first_set(by->rank) && cairn__first_set(by->size)) return read_set(by, l);
+    }
     const bool has_place = told && (told->has_store || (told->init_method && strcmp(told->init_method, "env://") != 0));
     REQUIRE(!has_place, CAIRN_EINVAL,
             "cairn_env_options says where the ranks meet, but neither it nor a launcher gives this process's rank; set "

@@ -63,23 +63,18 @@ static bool find_starter(const char *rank_name, char *name, size_t nbytes) {
 
 /* ---- the job ---- */
 
-/* Appends "-value" of every variable that is set. */
-static const char *join_values(const cairn__names names, char *text, size_t nbytes) {
-    const char *first = NULL;
-    for (int i = 0; i < CAIRN__MAX_NAMES && names[i]; i++) {
-        const char *value = cairn__var(names[i]);
-        const size_t used = strlen(text);
-        if (value) snprintf(text + used, nbytes - used, "-%s", value);
-        if (value && !first) first = names[i];
-    }
-    return first;
-}
-
-/* The job as the launcher's variables give it. */
+/* The job as the launcher's variables give it: appends "-value" of every one that is set. */
 static const char *find_variables(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
                                   size_t nbytes) {
+    const char *first = NULL;
     (void)launch;
-    return join_values(by->job, identity, nbytes);
+    for (int i = 0; i < CAIRN__MAX_NAMES && by->job[i]; i++) {
+        const char *value = cairn__var(by->job[i]);
+        const size_t used = strlen(identity);
+        if (value) snprintf(identity + used, nbytes - used, "-%s", value);
+        if (value && !first) first = by->job[i];
+    }
+    return first;
 }
 
 /* The process that started the ranks, which all of them find if they are on one machine. */
