@@ -452,14 +452,6 @@ out:
 }
 
 /* Other users must not be able to write the file, nor to put another in its place. */
-static cairn_status judge_folder(const char *folder, const struct stat *s) {
-    char why[CAIRN__WHY_NBYTES];
-    REQUIRE(cairn__is_trusted(s, geteuid(), why), CAIRN_EINVAL,
-            "the folder %s %s, who could replace a file store in it; choose a folder of your own, or chmod go-w it",
-            folder, why);
-    return CAIRN_OK;
-}
-
 static cairn_status judge_file(const char *path, const struct stat *s) {
     char why[CAIRN__WHY_NBYTES];
     REQUIRE(!S_ISLNK(s->st_mode), CAIRN_EINVAL,
@@ -479,36 +471,22 @@ static cairn_status judge_file(const char *path, const struct stat *s) {
 /* Opens the folder of path, of which *name is the rest. f->path becomes absolute. */
 static cairn_status open_folder(struct file_store *f, const char *path, int *folder, const char **name) {
     const char *slash = strrchr(path, '/');
-    char part[PATH_MAX], whole[PATH_MAX];
+    char part[PATH_MAX], whole[PATH_MAX], why[CAIRN__WHY_NBYTES];
     struct stat s;
-    cairn_status st = CAIRN_OK;
     *name = slash ? slash + 1 : path;
     const int n = snprintf(part, sizeof(part), "%.*s", slash ? (int)(slash + 1 - path) : 1, slash ? path : ".");
     if (n < 0 || n >= PATH_MAX) return cairn__fail_errno(ENAMETOOLONG, "the file store at %.200s...", path);
     *folder = open(part, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (*folder < 0 || fstat(*folder, &s) != 0 || !realpath(part, whole))
         return cairn__fail_errno(errno, "the file store at %s cannot be opened", path);
-    TRY(judge_folder(whole, &s));
+    REQUIRE(cairn__is_trusted(&s, geteuid(), why), CAIRN_EINVAL,
+            "the folder %s %s, who could replace a file store in it; choose a folder of your own, or chmod go-w it",
+            whole, why);
     free(f->path);
     f->path = NULL;
     if (asprintf(&f->path, "%s/%s", whole[1] ? whole : "", *name) >= 0) return CAIRN_OK;
     f->path = NULL;
-    st = cairn__fail(CAIRN_ENOMEM, "out of memory: a path");
-out:
-    return st;
-}
-
-/* What is there is judged before it is opened, since opening alone does something to a device, and again after. */
-static cairn_status open_in_folder(struct file_store *f, int folder, const char *name) {
-    struct stat s;
-    cairn_status st = CAIRN_OK;
-    if (fstatat(folder, name, &s, AT_SYMLINK_NOFOLLOW) == 0) TRY(judge_file(f->path, &s));
-    f->fd = openat(folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
-    if (f->fd < 0) TRY(cairn__fail_errno(errno, "the file store at %s cannot be opened", f->path));
-    if (fstat(f->fd, &s) != 0) TRY(fail_io(f, "read"));
-    TRY(judge_file(f->path, &s));
-out:
-    return st;
+    return cairn__fail(CAIRN_ENOMEM, "out of memory: a path");
 }
 
 /* *removed stays true if an earlier run's last process removed the file between open and lock. */
@@ -518,7 +496,12 @@ static cairn_status open_file(struct file_store *f, const char *path, bool *remo
     int folder = -1;
     cairn_status st = CAIRN_OK;
     TRY(open_folder(f, path, &folder, &name));
-    TRY(open_in_folder(f, folder, name));
+    /* What is there is judged before it is opened, since opening alone does something to a device, and again after. */
+    if (fstatat(folder, name, &s, AT_SYMLINK_NOFOLLOW) == 0) TRY(judge_file(f->path, &s));
+    f->fd = openat(folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
+    if (f->fd < 0) TRY(cairn__fail_errno(errno, "the file store at %s cannot be opened", f->path));
+    if (fstat(f->fd, &s) != 0) TRY(fail_io(f, "read"));
+    TRY(judge_file(f->path, &s));
     TRY(lock(f, LOCK_EX));
     if (fstat(f->fd, &s) != 0) TRY(unlock(f, fail_io(f, "read")));
     *removed = s.st_nlink == 0;

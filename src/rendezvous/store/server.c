@@ -161,25 +161,14 @@ static void flush(struct cairn__store_server *s, struct connection *c) {
     }
 }
 
-static void set_interest(struct cairn__store_server *s, struct connection *c) {
-    const uint32_t events = (cairn__session_takes_input(&s->sessions, &c->session) ? EPOLLIN : 0u) |
-                            (cairn__session_output(&c->session).nbytes ? EPOLLOUT : 0u);
-    if (events == c->events) return;
-    c->events = events;
-    (void)epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &(struct epoll_event){.events = events, .data.ptr = c});
-}
-
-static void note_trust(struct cairn__store_server *s, struct connection *c) {
-    if (c->session.trust != CAIRN__TRUST_NONE) c->deadline_ns = 0;
-    if (!c->is_guest || c->session.trust == CAIRN__TRUST_GUEST) return;
-    c->is_guest = false;
-    s->num_guests--;
-}
-
 /* Sends what there is to send; c is gone then where it has ended. */
 static void tend(struct cairn__store_server *s, struct connection *c) {
     flush(s, c);
-    note_trust(s, c);
+    if (c->session.trust != CAIRN__TRUST_NONE) c->deadline_ns = 0;
+    if (c->is_guest && c->session.trust != CAIRN__TRUST_GUEST) {
+        c->is_guest = false;
+        s->num_guests--;
+    }
     if (c->session.proven && !c->known) {
         unlist(&s->strangers, c);
         enlist(&s->known, c);
@@ -187,9 +176,13 @@ static void tend(struct cairn__store_server *s, struct connection *c) {
     }
     if (c->session.ended) {
         end_connection(s, c);
-    } else {
-        set_interest(s, c);
+        return;
     }
+    const uint32_t events = (cairn__session_takes_input(&s->sessions, &c->session) ? EPOLLIN : 0u) |
+                            (cairn__session_output(&c->session).nbytes ? EPOLLOUT : 0u);
+    if (events == c->events) return;
+    c->events = events;
+    (void)epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &(struct epoll_event){.events = events, .data.ptr = c});
 }
 
 static void tend_active(struct cairn__store_server *s) {
@@ -318,13 +311,6 @@ static bool accept_one(struct cairn__store_server *s) {
     return false;
 }
 
-/* Of descriptors or memory; once. */
-static void log_lack(struct cairn__store_server *s) {
-    if (s->logged_lack || cairn__check_descriptors(1, "a connection to the store") == CAIRN_OK) return;
-    s->logged_lack = true;
-    cairn__log(CAIRN_LOG_WARNING, "who connects to the store waits: %s", cairn_last_error());
-}
-
 static void accept_some(struct cairn__store_server *s) {
     bool room = true;
     for (int i = 0; i < ACCEPTS && room && someone_waits(s); i++) {
@@ -334,7 +320,11 @@ static void accept_some(struct cairn__store_server *s) {
             room = drop_stranger(s) && accept_one(s);
         }
     }
-    if (!room && s->num_connections < STORE_MAX_CONNECTIONS) log_lack(s);
+    const bool lacks_more = !room && s->num_connections < STORE_MAX_CONNECTIONS; /* descriptors, or memory */
+    if (lacks_more && !s->logged_lack && cairn__check_descriptors(1, "a connection to the store") != CAIRN_OK) {
+        s->logged_lack = true;
+        cairn__log(CAIRN_LOG_WARNING, "who connects to the store waits: %s", cairn_last_error());
+    }
     if (room != s->paused) return;
     s->paused = !room;
     (void)epoll_ctl(s->epoll, EPOLL_CTL_MOD, s->listener,
@@ -344,20 +334,14 @@ static void accept_some(struct cairn__store_server *s) {
 /* ---- the thread ---- */
 
 /* False: to stop. */
-static bool handle_wake(struct cairn__store_server *s) {
-    uint64_t count = 0;
-    if (!s->may_end) return false;
-    const ssize_t got = read(s->wake, &count, sizeof(count)); /* or epoll would report it for ever */
-    (void)got;
-    return true;
-}
-
-/* False: to stop. */
 static bool handle_events(struct cairn__store_server *s, const struct epoll_event *events, int n) {
     bool accepting = s->paused;
     for (int i = 0; i < n; i++) {
         if (events[i].data.ptr == &s->wake) {
-            if (!handle_wake(s)) return false;
+            uint64_t count = 0;
+            if (!s->may_end) return false;
+            const ssize_t got = read(s->wake, &count, sizeof(count)); /* or epoll would report it for ever */
+            (void)got;
         } else if (events[i].data.ptr == &s->listener) {
             accepting = true;
         } else {

@@ -326,14 +326,6 @@ static bool try_place(struct search *w, int place) {
     return found.outcome == JOINED;
 }
 
-static bool try_all(struct search *w) {
-    for (int i = 0; i < num_places(w->places); i++) {
-        if (try_place(w, i)) return true;
-        if (cairn__ms_left(w->deadline) == 0) return false;
-    }
-    return false;
-}
-
 static bool no_host_exists(const struct search *w) {
     for (int i = 0; i < num_places(w->places); i++) {
         if (w->findings[i].outcome != NO_HOST) return false;
@@ -383,17 +375,16 @@ static cairn_status fail_search(const struct search *w, double timeout) {
                        n, timeout, list);
 }
 
-static double first_patience(const struct search *w, double timeout) {
+static cairn_status search(struct search *w, double timeout) {
     const int n = num_places(w->places);
     const double share = timeout / (4 * n);
-    if (n == 1) return FIRST_PATIENCE;
-    return share < FIRST_OF_MANY ? share : FIRST_OF_MANY;
-}
-
-static cairn_status search(struct search *w, double timeout) {
     int pause_ms = FIRST_PAUSE_MS;
-    for (w->patience = first_patience(w, timeout);; w->patience *= w->patience < LAST_PATIENCE ? 2 : 1) {
-        if (try_all(w)) return CAIRN_OK;
+    w->patience = n == 1 ? FIRST_PATIENCE : share < FIRST_OF_MANY ? share : FIRST_OF_MANY;
+    for (;; w->patience *= w->patience < LAST_PATIENCE ? 2 : 1) {
+        for (int i = 0; i < n; i++) {
+            if (try_place(w, i)) return CAIRN_OK;
+            if (cairn__ms_left(w->deadline) == 0) break;
+        }
         const int left = cairn__ms_left(w->deadline);
         if (left == 0 || no_host_exists(w)) return fail_search(w, timeout);
         poll(NULL, 0, pause_ms < left ? pause_ms : left);
