@@ -133,17 +133,6 @@ static void put_code(struct text *t, const struct failure *f) {
     put_number(t, (uint64_t)f->status, 10);
 }
 
-static void put_signal(struct text *t, const struct failure *f) {
-    const char *name = sigabbrev_np(f->signal), *meaning = sigdescr_np(f->signal);
-    put(t, "SIG");
-    put(t, name ? name : "?");
-    put(t, ": ");
-    put(t, meaning ? meaning : "?");
-    if (!f->address) return;
-    put(t, " at address 0x");
-    put_number(t, (uintptr_t)f->address, 16);
-}
-
 static void put_last_error(struct text *t, const struct failure *f) {
     put(t, "CAIRN_");
     put(t, f->kind);
@@ -154,7 +143,15 @@ static void put_last_error(struct text *t, const struct failure *f) {
 /* The failure in a line. */
 static void put_message(struct text *t, const struct failure *f) {
     if (f->signal) {
-        put_signal(t, f);
+        const char *name = sigabbrev_np(f->signal), *meaning = sigdescr_np(f->signal);
+        put(t, "SIG");
+        put(t, name ? name : "?");
+        put(t, ": ");
+        put(t, meaning ? meaning : "?");
+        if (f->address) {
+            put(t, " at address 0x");
+            put_number(t, (uintptr_t)f->address, 16);
+        }
     } else if (f->what[0]) {
         put_last_error(t, f);
     } else {

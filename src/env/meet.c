@@ -65,17 +65,6 @@ out:
 
 /* ---- a TCP store ---- */
 
-/* The rank that serves. The key `proof` identifies the store to the others. */
-static cairn_status serve(struct meeting *m, struct cairn__secret **secret, double timeout) {
-    const struct cairn__meeting *place = &m->launch->meeting;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__served_share(m->launch, secret, &m->met->served));
-    TRY(cairn__served_connect(m->met->served, timeout, &m->met->store));
-    if (place->proof[0]) TRY(cairn_store_set(m->met->store, place->proof, "", 0));
-out:
-    return st;
-}
-
 static cairn_status connect_to_meeting(const struct cairn__meeting *m, const struct cairn__secret *secret,
                                        double timeout, cairn_store **store) {
     const char *hosts[CAIRN__MAX_HOSTS];
@@ -128,7 +117,9 @@ static cairn_status find_store(struct meeting *m, int *port) {
     cairn_status st = CAIRN_OK;
     TRY(find_secret(m->launch, timeout, &secret));
     if (m->launch->rank == 0 && !place->agent_store) {
-        TRY(serve(m, &secret, timeout));
+        TRY(cairn__served_share(m->launch, &secret, &m->met->served));
+        TRY(cairn__served_connect(m->met->served, timeout, &m->met->store));
+        if (place->proof[0]) TRY(cairn_store_set(m->met->store, place->proof, "", 0)); /* by which others know it */
     } else {
         TRY(connect_to_meeting(place, secret, timeout, &m->met->store));
     }

@@ -45,13 +45,6 @@ static void forget(struct cairn__served *s) {
     cairn__free(s);
 }
 
-static void choose_door(const struct cairn__launch *launch, struct cairn__secret *secret, struct cairn__served *s) {
-    const struct cairn__meeting *m = &launch->meeting;
-    if (m->num_hosts == 1)
-        cairn__address_to_listen(m->hosts[0], cairn__launch_has_others(launch), s->address, sizeof(s->address));
-    s->door = (struct cairn__store_door){.address = s->address, .secret = secret, .is_open = cairn__store_is_open()};
-}
-
 static cairn_status serve(const struct cairn__meeting *m, struct cairn__served *s) {
     cairn_status st = CAIRN_ESYSTEM;
     for (int i = 0; i < m->num_ports; i++) {
@@ -71,7 +64,9 @@ static cairn_status make(const struct cairn__launch *launch, struct cairn__secre
     struct cairn__served *s = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
-    choose_door(launch, *secret, s);
+    if (m->num_hosts == 1)
+        cairn__address_to_listen(m->hosts[0], cairn__launch_has_others(launch), s->address, sizeof(s->address));
+    s->door = (struct cairn__store_door){.address = s->address, .secret = *secret, .is_open = cairn__store_is_open()};
     TRY(serve(m, s));
     s->secret = *secret;
     *secret = NULL;

@@ -242,13 +242,6 @@ out:
     return st;
 }
 
-static void set_state(struct job *job, int state) {
-    pthread_mutex_lock(&job->lock);
-    job->state = state;
-    pthread_cond_broadcast(&job->changed);
-    pthread_mutex_unlock(&job->lock);
-}
-
 /* All of them, or none runs. */
 static cairn_status start_ranks(struct job *job) {
     int failed = 0;
@@ -257,7 +250,10 @@ static cairn_status start_ranks(struct job *job) {
         failed = pthread_create(&r->thread, NULL, be_rank, r);
         if (failed) break;
     }
-    set_state(job, failed ? JOB_IS_OFF : JOB_RUNS);
+    pthread_mutex_lock(&job->lock);
+    job->state = failed ? JOB_IS_OFF : JOB_RUNS;
+    pthread_cond_broadcast(&job->changed);
+    pthread_mutex_unlock(&job->lock);
     if (!failed) return CAIRN_OK;
     return cairn__fail_errno(failed, "cairn_spawn_threads: the thread of rank %d of %d could not be started",
                              job->ranks[job->started].launch.rank, job->ranks[0].launch.size);
