@@ -70,21 +70,15 @@ void cairn__log_leave_place(int rank, int replica, int stage) {
     if (rank >= 0 && rank < CAIRN__LOG_PLACES) (void)atomic_compare_exchange_strong(&places[rank], &word, 0);
 }
 
-/* "[rank 3] ", "[rank 3, replica 1, stage 1] "; "" of rank 0 in no grid. */
-static void name_rank(int rank, char *text, size_t nbytes) {
+static void print(cairn_log_level level, int rank, const char *message) {
+    char who[64] = ""; /* "[rank 3] ", "[rank 3, replica 1, stage 1] "; "" of rank 0 in no grid */
     const unsigned word = rank >= 0 && rank < CAIRN__LOG_PLACES ? atomic_load(&places[rank]) : 0;
-    text[0] = '\0';
     if (word) {
-        snprintf(text, nbytes, "[rank %d, replica %u, stage %u] ", rank, (word - 1) >> STAGE_BITS,
+        snprintf(who, sizeof(who), "[rank %d, replica %u, stage %u] ", rank, (word - 1) >> STAGE_BITS,
                  (word - 1) & ((1u << STAGE_BITS) - 1));
     } else if (rank > 0) {
-        snprintf(text, nbytes, "[rank %d] ", rank);
+        snprintf(who, sizeof(who), "[rank %d] ", rank);
     }
-}
-
-static void print(cairn_log_level level, int rank, const char *message) {
-    char who[64];
-    name_rank(rank, who, sizeof(who));
     if (level == CAIRN_LOG_NOTICE) fprintf(stderr, "cairn: %s%s\n", who, message);
     else fprintf(stderr, "cairn: %s%s: %s\n", who, level_names[level], message);
 }
