@@ -133,6 +133,19 @@ class NoPipeSignal {
     bool was_pending;
 };
 
+/* By the monotonic clock, where the C library waits for locks by it: the other one may be set meanwhile. */
+#ifdef HAS_CLOCKLOCK
+constexpr clockid_t LOCK_CLOCK = CLOCK_MONOTONIC;
+int lock_until(pthread_mutex_t *mutex, const struct timespec *until) {
+    return pthread_mutex_clocklock(mutex, LOCK_CLOCK, until);
+}
+#else
+constexpr clockid_t LOCK_CLOCK = CLOCK_REALTIME;
+int lock_until(pthread_mutex_t *mutex, const struct timespec *until) {
+    return pthread_mutex_timedlock(mutex, until);
+}
+#endif
+
 /* ---- connections ---- */
 
 /* A connection that was made, and whose other end has proven itself, before gloo gets it. gloo's pairs make their own
@@ -193,11 +206,11 @@ class Pair : public gloo::transport::tcp::Pair {
         std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
         if (guard) return;
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(LOCK_CLOCK, &until);
         until.tv_nsec += MOST_NS;
         until.tv_sec += until.tv_nsec / SECOND_NS;
         until.tv_nsec %= SECOND_NS;
-        if (pthread_mutex_timedlock(m_.native_handle(), &until) == 0) m_.unlock();
+        if (lock_until(m_.native_handle(), &until) == 0) m_.unlock();
     }
 
     /* Another thread may have the lock for a moment, or, as it closes this, until gloo's thread is out of here. No
