@@ -11,9 +11,8 @@
 #include <unistd.h>
 
 #include "comm/shm/shm.h"
-#include "core/trace.h"
 
-enum { SLEEP_NS = 10000000, STOPPED_NS = 1000000000 };
+enum { SLEEP_NS = 10000000 };
 
 void cairn__shm_notify(struct cairn__shm *s) {
     if (atomic_load(&s->bell->sleepers) == 0) return;
@@ -23,8 +22,5 @@ void cairn__shm_notify(struct cairn__shm *s) {
 
 void cairn__shm_sleep(struct cairn__shm *s, uint32_t seen) {
     const struct timespec limit = {.tv_nsec = SLEEP_NS};
-    const uint64_t begin = cairn__now_ns();
     syscall(SYS_futex, &s->bell->events, FUTEX_WAIT, seen, &limit, NULL, 0);
-    const uint64_t slept = cairn__now_ns() - begin;
-    if (slept > STOPPED_NS) s->root->stopped_ns += slept;
 }

@@ -216,7 +216,8 @@ struct cairn__shm {
     const cairn_group
         *stuck_in;          /* of a root: the group in which this rank has published that it is stuck; NULL = none */
     uint64_t stuck_at;      /* number of the call */
-    uint64_t stopped_ns;    /* of a root: how long waits were longer asleep than they meant to be */
+    uint64_t checked_ns;    /* of a root: when its wait last checked for a stall; 0 = not since it began */
+    uint64_t stopped_ns;    /* of a root: how long the process was stopped in waits */
     unsigned stalled_polls; /* calls of progress that moved nothing */
     int spins, yields;
     bool crowded; /* the ranks outnumber the processors that they may run on; the same on every rank */

@@ -18,6 +18,7 @@ enum {
     CROWDED_SPINS = 1,
     CROWDED_YIELDS = 20,
     LOOK_NS = 20000000,
+    STOPPED_NS = 1000000000,
     POLLS_PER_CLOCK = 64,
 };
 
@@ -123,11 +124,19 @@ static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *rout
                        s->group->timeout, what, list, s->group->timeout_name);
 }
 
+/* A job that is suspended as a whole, by Slurm or a shell, is not late when it goes on. A wait that stalls comes here
+ * every few ms, unless its process is stopped. */
+static uint64_t unstopped_ns(struct cairn__shm *root, bool blocked) {
+    const uint64_t now = cairn__now_ns();
+    if (blocked && root->checked_ns && now - root->checked_ns > STOPPED_NS) root->stopped_ns += now - root->checked_ns;
+    if (blocked) root->checked_ns = now;
+    return now - root->stopped_ns;
+}
+
 /* Called when nothing moved. blocked: this rank is in a wait, and posts nothing before it ends. */
 static cairn_status check_stall(struct cairn__shm *s, struct shm_route *route, bool blocked) {
     struct shm_clock *clock = route ? &route->clock : &s->clock;
-    /* A job that is suspended as a whole, by Slurm or a shell, is not late when it goes on. */
-    const uint64_t now = cairn__now_ns() - s->root->stopped_ns;
+    const uint64_t now = unstopped_ns(s->root, blocked);
     cairn_status st = CAIRN_OK;
     if (clock->since == 0 || clock->moves != clock->seen) {
         clock->seen = clock->moves;
@@ -175,6 +184,7 @@ cairn_status cairn__shm_wait(struct cairn__shm *s, const cairn_work *work) {
     struct shm_route *route = cairn__call_is_message(call) ? cairn__shm_route(s, call) : NULL;
     for (int idle = 0;; idle++) {
         s->moved = false;
+        if (idle == 0) s->root->checked_ns = 0;
         cairn_status st = cairn__shm_step(s);
         if (st == CAIRN_OK && !s->moved && !work->done) st = pause_a_little(s, route, idle);
         if (s->root->stuck_in && (s->moved || st != CAIRN_OK || work->done)) cairn__shm_go_on(s);
