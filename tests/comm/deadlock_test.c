@@ -16,8 +16,8 @@ static void be_late(void) {
 /* With a timeout that is longer than any test may take. */
 static void run(int p, group_fn fn, void *ctx) {
     const uint64_t begin = cairn__now_ns();
-    run_group_of(backend, p, 30, fn, ctx);
-    if (cairn__now_ns() - begin > UINT64_C(10000000000)) fail_msg("it took longer than 10 s");
+    run_group_of(backend, p, 100, fn, ctx);
+    if (cairn__now_ns() - begin > UINT64_C(60000000000)) fail_msg("it took longer than a minute");
 }
 
 /* ---- ranks that end early ---- */
@@ -163,7 +163,7 @@ static char *wait_for_a_third(cairn_group *group, void *ctx) {
 static char *outlive_a_timeout(cairn_group *group, void *ctx) {
     (void)ctx;
     cairn_group *other = NULL;
-    EXPECT_OK(cairn_group_new(group, NULL, 0, cairn_group_options(.timeout = 1), &other));
+    EXPECT_OK(cairn_group_new(group, NULL, 0, cairn_group_options(.timeout = 2), &other));
     if (cairn_group_rank(group) == 0) EXPECT(cairn_barrier(other) == CAIRN_ETIMEOUT);
     EXPECT_OK(cairn_barrier(group));
     cairn_group_destroy(&other);

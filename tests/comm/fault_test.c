@@ -20,8 +20,10 @@ static void start(struct processes *p, int size, int skipped, process_fn fn) {
     start_ranks(p, size, skipped, fn);
 }
 
-/* Every rank but one ends well within `seconds`. */
-static void expect_survivors(struct processes *p, int victim, double seconds) {
+enum { SOON = 20 /* s, on a busy machine; ranks that were not told would wait for a minute */ };
+
+/* Every rank but one ends well, and soon. */
+static void expect_survivors(struct processes *p, int victim) {
     uint64_t begin = cairn__now_ns();
     for (int r = 0; r < p->size; r++) {
         if (r == victim) continue;
@@ -29,7 +31,7 @@ static void expect_survivors(struct processes *p, int victim, double seconds) {
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("rank %d ended with %#x", r, (unsigned)status);
     }
     double took = (double)(cairn__now_ns() - begin) * 1e-9;
-    if (took > seconds) fail_msg("it took %.1f s, not %.1f", took, seconds);
+    if (took > SOON) fail_msg("it took %.1f s", took);
 }
 
 static void await_ready(const struct processes *p) {
@@ -59,7 +61,7 @@ static int train_until_failure(int rank, int size, int port) {
     return 0;
 }
 
-static void killed_rank_is_named_by_all_others_within_5_s(void **state) {
+static void killed_rank_is_named_by_all_others_soon(void **state) {
     (void)state;
     srand(1);
     const int before = count_files_in_dev_shm();
@@ -69,7 +71,7 @@ static void killed_rank_is_named_by_all_others_within_5_s(void **state) {
         await_ready(&p);
         sleep_ms(rand() % 100);
         kill(p.pids[1], SIGKILL);
-        expect_survivors(&p, 1, 5);
+        expect_survivors(&p, 1);
         assert_true(WIFSIGNALED(end_of(&p, 1)));
         cairn__store_stop(&p.server);
     }
@@ -97,7 +99,7 @@ static void rank_that_exits_with_work_outstanding_is_named(void **state) {
     for (int size = 2; size <= 4; size++) {
         struct processes p;
         start(&p, size, -1, exit_in_the_middle);
-        expect_survivors(&p, 1, 5);
+        expect_survivors(&p, 1);
         end_of(&p, 1);
         cairn__store_stop(&p.server);
     }
@@ -124,7 +126,7 @@ static void death_is_noticed_although_a_child_keeps_the_sockets(void **state) {
     (void)state;
     struct processes p;
     start(&p, 2, -1, die_with_a_child);
-    expect_survivors(&p, 1, 20);
+    expect_survivors(&p, 1);
     atomic_store(ready, 1);
     end_of(&p, 1);
     cairn__store_stop(&p.server);
@@ -150,7 +152,7 @@ static void polling_alone_notices_a_death(void **state) {
     (void)state;
     struct processes p;
     start(&p, 2, -1, poll_until_failure);
-    expect_survivors(&p, 1, 5);
+    expect_survivors(&p, 1);
     end_of(&p, 1);
     cairn__store_stop(&p.server);
 }
@@ -180,7 +182,7 @@ static void stopped_rank_is_named_after_the_timeout(void **state) {
         await_ready(&p);
         sleep_ms(50);
         kill(p.pids[1], SIGSTOP);
-        expect_survivors(&p, 1, 5);
+        expect_survivors(&p, 1);
         kill(p.pids[1], SIGKILL);
         end_of(&p, 1);
         cairn__store_stop(&p.server);
@@ -200,7 +202,7 @@ static void rank_that_never_comes_is_named(void **state) {
     (void)state;
     struct processes p;
     start(&p, 3, 2, wait_for_the_missing);
-    expect_survivors(&p, 2, 5);
+    expect_survivors(&p, 2);
     cairn__store_stop(&p.server);
 }
 
@@ -231,7 +233,7 @@ static void rank_that_dies_while_meeting_is_named_soon(void **state) {
     for (int size = 2; size <= 3; size++) {
         struct processes p;
         start(&p, size, -1, die_while_meeting);
-        expect_survivors(&p, 1, 5);
+        expect_survivors(&p, 1);
         end_of(&p, 1);
         cairn__store_stop(&p.server);
     }
@@ -252,7 +254,7 @@ static void shm_on_two_machines_names_both(void **state) {
     (void)state;
     struct processes p;
     start(&p, 3, -1, live_elsewhere);
-    expect_survivors(&p, -1, 5);
+    expect_survivors(&p, -1);
     cairn__store_stop(&p.server);
 }
 
@@ -290,7 +292,7 @@ static void memory_that_one_rank_has_no_descriptor_for_is_made_nowhere(void **st
     for (int size = 2; size <= 4; size++) {
         struct processes p;
         start(&p, size, -1, allocate_without_descriptors);
-        expect_survivors(&p, -1, 5);
+        expect_survivors(&p, -1);
         cairn__store_stop(&p.server);
     }
 }
@@ -318,7 +320,7 @@ static void eight_processes_on_few_processors_complete(void **state) {
     (void)state;
     struct processes p;
     start(&p, 8, -1, reduce_in_a_crowd);
-    expect_survivors(&p, -1, 20);
+    expect_survivors(&p, -1);
     cairn__store_stop(&p.server);
 }
 
@@ -335,7 +337,7 @@ static int unshare_ready(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(killed_rank_is_named_by_all_others_within_5_s),
+        cmocka_unit_test(killed_rank_is_named_by_all_others_soon),
         cmocka_unit_test(rank_that_exits_with_work_outstanding_is_named),
         cmocka_unit_test(death_is_noticed_although_a_child_keeps_the_sockets),
         cmocka_unit_test(polling_alone_notices_a_death),

@@ -26,7 +26,7 @@ MOMENTS = int(os.environ.get("CAIRN_TEST_FAULTS") or sys.argv[2])
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 MPIRUN = find_open_mpi()
 TIMEOUT = 3   # CAIRN_TIMEOUT: a stopped rank is noticed then
-AT_ONCE = 5   # seconds within which a death ends the job
+AT_ONCE = 20  # seconds within which a death ends the job on a busy machine
 FAULTS = {signal.SIGKILL: 0, signal.SIGUSR1: 0, signal.SIGSTOP: TIMEOUT}  # SIGUSR1: the rank exits with 9
 SKIP = 77     # meson's exit code for a skipped test
 

@@ -555,7 +555,7 @@ static void ranks_that_disagree_in_a_made_group_are_named_with_it(void **state) 
 static char *stay_away(cairn_group *group, void *ctx) {
     (void)ctx;
     cairn_group *made = NULL;
-    const struct cairn_group_options *o = cairn_group_options(.timeout = 0.3);
+    const struct cairn_group_options *o = cairn_group_options(.timeout = 2);
     EXPECT_OK(cairn_group_new(group, NULL, 0, o, &made));
     if (cairn_group_rank(group) == 0) {
         EXPECT(cairn_barrier(made) == CAIRN_ETIMEOUT);
