@@ -417,7 +417,7 @@ static char *close_while_moving(struct rank *r) {
     meet(r);
     const uint64_t begin = cairn__now_ns();
     ops->close(&r->engine);
-    EXPECT(seconds_since(begin) < 5);
+    EXPECT(seconds_since(begin) < 20);
     free(x); /* a sanitizer sees who still writes */
     return NULL;
 }
@@ -583,13 +583,13 @@ static char *derive_a_group_without_rank_2(struct rank *r) {
     }
     EXPECT(ops->derive(r->engine, ranks, &options, &next) == CAIRN_EPEER);
     EXPECT_SAYS("rank 0 ended, or left, before it had joined the gloo group of 3 ranks");
-    EXPECT(seconds_since(begin) < 10);
+    EXPECT(seconds_since(begin) < 20);
     return NULL;
 }
 
 static void a_rank_that_ends_while_others_derive_a_group_is_noticed_at_once(void **state) {
     (void)state;
-    run_ranks_for(3, derive_a_group_without_rank_2, 20);
+    run_ranks_for(3, derive_a_group_without_rank_2, 60);
 }
 
 static void a_rank_that_does_not_join_is_named(void **state) {
@@ -700,7 +700,7 @@ static char *gather_among_strangers(struct rank *r) {
     if (r->rank == r->size - 1) usleep(20000); /* strangers have time */
     const uint64_t begin = cairn__now_ns();
     EXPECT_OK(join(r));
-    EXPECT(seconds_since(begin) < 10);
+    EXPECT(seconds_since(begin) < 20);
     struct uneven u;
     uneven_init(&u, r->rank, r->size, 1000);
     const cairn_status st = move(r, uneven_alltoall(&u));
@@ -795,7 +795,7 @@ static char *send_what_gloo_does_not_know(struct rank *r) {
         const uint64_t begin = cairn__now_ns();
         EXPECT(move(r, broadcast(&x, 4, 1)) == CAIRN_EPEER);
         EXPECT_SAYS("rank 1 ended, left the group or cannot be reached (gloo: ");
-        EXPECT(seconds_since(begin) < 10);
+        EXPECT(seconds_since(begin) < 20);
     }
     meet(r);
     if (r->rank == 1) close(spare);

@@ -291,7 +291,7 @@ static void silent_strangers_cost_no_time_however_many(void **state) {
     for (int i = 0; i < MANY; i++) fds[i] = connect_to(port_in(record));
     const uint64_t begin = cairn__now_ns();
     must_meet_still(&first, store);
-    assert_true(cairn__now_ns() - begin < 2000000000u);
+    assert_true(cairn__now_ns() - begin < UINT64_C(9000000000)); /* each may take 10 s for its proof */
     for (int i = 0; i < MANY; i++) close(fds[i]);
 }
 

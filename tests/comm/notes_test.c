@@ -105,7 +105,7 @@ static void silent_rank_is_named_within_seconds(void **state) {
     expect(&ranks[0], "; rank 1 was in broadcast number 5 of 3 f32 from rank 0; rank 2 reported nothing: it ended, is "
                       "stopped, or is not in a call of this group");
     expect(&ranks[1], "; rank 0 was in all-reduce number 17 of 5 f32 to sum; rank 2 reported nothing: it ended");
-    for (int r = 0; r < 2; r++) assert_true(ranks[r].took > 0.9 && ranks[r].took < 5);
+    for (int r = 0; r < 2; r++) assert_true(ranks[r].took > 0.9 && ranks[r].took < 20);
     cairn_store_destroy(&store);
 }
 
@@ -128,7 +128,7 @@ static void ranks_in_the_same_call_are_not_listed(void **state) {
     run(ranks, 8);
     for (int r = 0; r < 8; r++) {
         assert_string_equal(ranks[r].said, ranks[r].seen);
-        assert_true(ranks[r].took < 5);
+        assert_true(ranks[r].took < 20);
     }
     cairn_store_destroy(&store);
 }
@@ -202,7 +202,7 @@ static void after_the_store_has_ended_the_error_is_unchanged(void **state) {
     cairn__store_stop(&server);
     run(one, 1);
     assert_string_equal(one[0].said, one[0].seen);
-    assert_true(one[0].took < 5);
+    assert_true(one[0].took < 20);
     cairn_store_destroy(&store);
 }
 
@@ -217,7 +217,7 @@ static void store_that_hangs_delays_no_rank(void **state) {
     one[0].group.size = 2;
     run(one, 1);
     assert_string_equal(one[0].said, one[0].seen);
-    assert_true(one[0].took < 10);
+    assert_true(one[0].took < 20);
     assert_true(store->timeout == 60);
     cairn_store_destroy(&store);
     close(fds[1]);

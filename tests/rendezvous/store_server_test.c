@@ -21,6 +21,7 @@
 
 #include <cmocka.h>
 
+#include "../processor_time.h"
 #include "core/alloc.h"
 #include "rendezvous/store/server.h"
 #include "rendezvous/store/wire.h"
@@ -416,12 +417,6 @@ static void thousand_idle_connections_do_not_stop_a_job(void **state) {
     expect_beat(job, ++beats);
     close(newcomer);
     close(job);
-}
-
-static double processor_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* Each waits for the keys of all, which come one by one: each key is looked at once by each, and not at all with each
