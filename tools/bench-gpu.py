@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What PyTorch makes of the same work on the same GPU: the peer of cuda-bench and gpu-bench.
+"""Times PyTorch with the same work on the same GPU, for comparison with cuda-bench and gpu-bench.
 
 usage: tools/bench-gpu.py [--device cuda] [--compiled] [--elements N] [--size N] [--width N] [--batch N] [--sequences N]
                           [--pictures N]
 
-Prints "name = value unit" under the names that Cairn's two programs use, medians of rounds; where PyTorch has several
-ways it gets its best. Exits 77 where there is no PyTorch or no such device."""
+Prints "name = value unit" under the names that Cairn's two programs use, as medians over rounds; if PyTorch has several
+ways, the fastest counts. Exits with 77 without PyTorch or the device."""
 import argparse
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""What tests need built, as targets of ninja: those that are in none of the suites that are left out.
+"""Prints the ninja targets that the tests need, except tests in the given suites.
 
 usage: check_needs.py BUILD [SUITE_LEFT_OUT...]"""
 import json

@@ -1,7 +1,7 @@
-# shellcheck shell=bash disable=SC2034
-# Sourced by quickstart and check: what they install, how they build.
+# shellcheck shell=bash disable=SC2034 Sourced by quickstart and check: the packages that they install, and how they
+# build.
 
-# A package, a command that succeeds where it is there already, and what it is for.
+# Each row: a package, a command that succeeds if it is installed, and its purpose.
 PACKAGES_TO_BUILD=(
     "gcc            | command -v gcc                     | compiles Cairn"
     "libc6-dev      | has_header stdlib.h                | the C library's headers"
@@ -42,7 +42,7 @@ PACKAGES_TO_CHECK=(
     "slurm-wlm      | test -x /usr/sbin/slurmctld        | starts ranks, from daemons that the tests start themselves"
     "munge          | test -x /usr/sbin/munged           | by which these know each other"
 )
-# What the packages above would start, now and with the machine.
+# The services that the packages above would start, now and at boot.
 UNWANTED_SERVICES=(munge slurmctld slurmd)
 
 say() { printf '%s\n' "$*"; }
@@ -105,7 +105,7 @@ apt_install() {
     log=$(mktemp)
     before=$(services)
     say "Installing with apt-get ..."
-    # An index that cannot be refreshed may still do; what counts is whether the packages come.
+    # A stale index may still do; only a failed installation is an error.
     if ! { "${as_root[@]}" apt-get update -q || true
            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
          } >"$log" 2>&1 </dev/null; then
@@ -119,7 +119,7 @@ apt_install() {
     done
 }
 
-# quietly LOG COMMAND...: its output goes to LOG, whose end is shown where it fails.
+# quietly LOG COMMAND...: runs it with its output in LOG, and shows the end of LOG on failure.
 quietly() {
     local log=$1
     shift
@@ -131,7 +131,7 @@ quietly() {
     return 1
 }
 
-# build_in DIR [TARGET...] -- MESON_OPTION...: sets DIR up, unless it is, and builds the targets, or everything.
+# build_in DIR [TARGET...] -- MESON_OPTION...: sets DIR up unless that was done, and builds the targets, or everything.
 build_in() {
     local dir=$1 targets=()
     shift

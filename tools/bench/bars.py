@@ -1,4 +1,4 @@
-"""A picture of what several ways of doing one thing took, as SVG: a bar each with its deviation, its name above it.
+"""Draws times of several variants as SVG: a bar for each with its deviation, and its name above it.
 
 Narrow, with large letters, so that it can be read where it is small."""
 from xml.sax.saxutils import escape

@@ -1,24 +1,24 @@
-"""Times training of BERT beside PyTorch, in turn in one run, a thread each.
+"""Times training of BERT against PyTorch, alternating in one run, one thread each.
 
-The model is BERT-base's with --layers encoder layers: width 768, 12 heads, 3072 within, 28996 words, a pooler and a
-classifier of 3 classes. Batch 8 of 128 words on each rank, dropout 0.1; a step is forward, backward, clipping by norm 1
-and AdamW.
+The model is BERT-base's with --layers encoder layers: width 768, 12 heads, inner width 3072, 28996 words, a pooler and
+a classifier of 3 classes. Batch 8 of 128 words on each rank, dropout 0.1; a step is forward, backward, clipping to norm
+1 and AdamW.
 
     f32          O0
     bf16 O1, O2  PyTorch: autocast
-    f16 O1, O2   beside Cairn's own f32, since PyTorch has no scaler for the CPU's f16
+    f16 O1, O2   against Cairn's own f32, since PyTorch has no scaler for f16 on the CPU
 
 "PyTorch" runs eagerly (scaled_dot_product_attention, fused AdamW; over several ranks DistributedDataParallel over
-gloo), "compiled" by torch.compile. "products" are the matrix products of the same step alone, without what backward
-computes anew; "above" is what the whole step takes more. One rank's times are processor time, which other programs
-disturb little; those of several ranks are the clock's, of the slowest. A round runs each side for about --round
-seconds; printed are the medians over the rounds, and of ratios the median of each round's. "MiB" is the most memory
-that rank 0 has held (VmHWM), libraries and all.
+gloo), "compiled" by torch.compile. "products" times only the matrix products of the same step, without those that
+backward recomputes; "above" is by how much the whole step takes longer. Times of one rank are processor time, which
+other programs hardly affect; times of several ranks are wall-clock time of the slowest rank. A round runs each side for
+about --round seconds; printed are medians over rounds, of times and of each round's ratios. "MiB" is rank 0's peak
+resident memory (VmHWM), including libraries.
 
-Checked against PyTorch, from equal weights and data and without dropout: every rank's first loss, the first averaged
-gradients, and how two steps move the weights. its Kind has how close they must be, else there is no figure; Adam's
-first steps go by the signs of gradients, however small, so that the last bound is wide. After each round all ranks must
-have the same weights.
+Starting from equal weights and data and without dropout, each rank's first loss, the first averaged gradients, and the
+change of the weights in two steps are compared with PyTorch's. There is no figure unless they are within the bounds of
+the model's Kind; Adam's first steps depend on the signs of gradients, however small, so the last bound is wide. After
+each round all ranks must have the same weights.
 """
 import argparse
 import json

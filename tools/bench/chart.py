@@ -1,4 +1,4 @@
-"""A picture of times over sizes, as SVG: measured points with their deviation, a model's line, and levels.
+"""Draws times over sizes as SVG: measured points with their deviation, a model's line, and levels.
 
 Narrow, with large letters, so that it can be read where it is small."""
 import math

@@ -1,14 +1,14 @@
-"""The collectives of `tools/cairn-bench`: which peers are compared, in turn, and what is printed.
+"""The collectives of `tools/cairn-bench`: Cairn and its peers, measured in turn.
 
-One side's ranks at a time work, the others sleep in a read; sizes, rounds and the clock are worker.h's. A time is the
-slowest rank's, a figure the median over the rounds. With --calls 20 a round is 20 calls in a row and its time their
-mean, as nccl-tests has it; otherwise a call begins when all ranks are ready, and may find the arrays outside the
+Only one side's ranks work at a time, the others sleep in a read; worker.h defines sizes, rounds and the clock. A time
+is the slowest rank's, a figure the median over rounds. With --calls 20 a round is 20 consecutive calls and its time
+their mean, as in nccl-tests; otherwise a call begins when all ranks are ready, possibly with the arrays outside the
 caches.
 
     size    bytes of the larger of the two arrays of a rank (nccl-tests' convention)
-    count   what the call has as its n
+    count   the call's argument n
     algbw   size / time
-    busbw   algbw times a factor that makes it comparable with what one rank's link moves, whatever the number of ranks
+    busbw   algbw times a factor that makes it comparable with the bandwidth of one rank's link for any number of ranks
             p (nccl-tests, doc/PERFORMANCE.md):
               allreduce        2 (p-1)/p   of S bytes, (p-1)/p S come in to be added, and (p-1)/p S as results
               reduce_scatter,
@@ -16,8 +16,8 @@ caches.
               alltoall           (p-1)/p   all but one's own part of S moves
               reduce, broadcast,
               sendrecv               1     S passes through the busiest link
-    #wrong  elements that were not what they must be, in all rounds; then there is no time
-    pairs   how many times as long as two ranks of the same backend take, out of place and in place
+    #wrong  wrong elements over all rounds; then there is no time
+    pairs   time relative to two ranks of the same backend, out of place and in place
 """
 import argparse
 import json

@@ -1,5 +1,5 @@
-"""Times data-parallel training on two ranks beside PyTorch's DistributedDataParallel, in turn in one run, a thread
-each.
+"""Times data-parallel training on two ranks against PyTorch's DistributedDataParallel, alternating in one run, one
+thread each.
 
     mlp f32         6 layers 1024x1024 with relu between them, batch 128 on each rank, AdamW; O0
     mlp bf16        the same at O2 in bf16: half weights and gradients, f32 masters. PyTorch: f32 weights and gradients
@@ -7,19 +7,18 @@ each.
                     default
     quickstart f32  Linear 1024 to 16, batch 64 on each rank, SGD; O0
 
-Beside both stand two trainings of Cairn that know nothing of each other, at the same time: what the machine does
-without communication. A round runs each side for about --round seconds, and its figure is the slowest rank's time of a
-step; printed are the medians over the rounds, and of ratios the median of each round's. Checked against PyTorch, from
-equal weights and data: every rank's first loss, the first averaged gradients, and how two steps move the weights.
-BOUNDS says how close they must be, and beside that what one ulp more in half of the weights does. For the MLP's
-gradients and steps the bounds are two to four times that, which is much there: relu is open or closed, and Adam's first
-steps go by signs. For losses and for all of the quick start they are ten to 150 times that. After each round all ranks
-must have the same weights. Else there is no figure.
+Both are compared with two independent trainings of Cairn at the same time, which show the machine's speed without
+communication. A round runs each side for about --round seconds, and its figure is the slowest rank's time per step;
+printed are medians over rounds, of times and of each round's ratios. Starting from equal weights and data, each rank's
+first loss, the first averaged gradients, and the change of the weights in two steps are compared with PyTorch's. BOUNDS
+has the allowed differences, and next to them the effect of one ulp more in half of the weights. For the MLP's gradients
+and steps the bounds are two to four times that effect, which is large there: relu is open or closed, and Adam's first
+steps depend on signs. For losses and for all of the quick start they are ten to 150 times that effect. After each round
+all ranks must have the same weights. Otherwise there is no figure.
 
-With --beside noop,... there is also the head-room: a step with ddp_noop_hook, which sends nothing and lets the ranks'
-weights go apart, and how many times as fast it is. With --beside lockstep,... there is the same with a barrier before
-each update: what waiting for each other costs alone, and that all ranks' updates want the memory's bandwidth at one
-time.
+--beside noop,... also shows the head-room: a step with ddp_noop_hook, which sends nothing, so that the ranks' weights
+diverge, and how many times as fast it is. --beside lockstep,... does the same with a barrier before each update: the
+cost of waiting for each other, and of updates that compete for memory bandwidth at the same time.
 """
 import argparse
 import json

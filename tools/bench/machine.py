@@ -1,4 +1,4 @@
-"""What benchmarks ask about where they run, and what they need: programs of a build, a PyTorch to compare with."""
+"""Benchmarks' environment: a description of the machine, programs of a build, a PyTorch to compare with."""
 import collections
 import json
 import os

@@ -1,18 +1,18 @@
-"""Times steps of optimizers beside passes with the same reads and writes, and beside PyTorch's, in turn in one run, one
-thread each.
+"""Times optimizer steps against passes with the same reads and writes and against PyTorch's steps, alternating in one
+run, one thread each.
 
-A step is one pass over weights, gradients and states, or two where the update goes by norms. "pass" is the fastest of
-six loops that read and write the same arrays, in as many passes, and compute nothing: plain, streaming what is only
-written, streaming all, each by 64 and by 512 elements. With f16 and bf16 a step also reads half gradients, multiplies
-them by the inverse of a loss scale, and writes half weights beside f32 masters. PyTorch's optimizers (fused=True where
-they have that) know no masters: there they step f32 copies, and the half gradients are copied before and the half
-weights after it, as programs do by hand.
+A step is one pass over weights, gradients and states, or two if the update uses norms. "pass" is the fastest of six
+loops that read and write the same arrays, in as many passes, and compute nothing: with plain stores, streaming the
+arrays that are only written, and streaming all, each by 64 and by 512 elements. With f16 and bf16 a step also reads
+half gradients, multiplies them by the inverse of a loss scale, and writes half weights besides f32 masters. PyTorch's
+optimizers (fused=True if available) have no masters: there they step f32 copies, and half gradients are copied before
+and half weights after the step, as programs do by hand.
 
-A round runs a step, the loops and PyTorch's step; figures are medians over the rounds, in processor time, so that other
-programs on the machine disturb little, and ratios are medians of each round's. A line is printed if after three steps
-all weights have the bits that the scalar kernels (CAIRN_CPU=ref) give, and a thousand of them are PyTorch's within 1e-6
-of the largest. PyTorch is that of --python (without: what tools/install-peers got, else python3's, else
-/usr/bin/python3's), and left out where there is none.
+A round runs a step, the loops and PyTorch's step; figures are medians over rounds, in processor time, which other
+programs hardly affect, and ratios are medians of each round's ratio. A line is only printed if after three steps all
+weights have the bits of the scalar kernels (CAIRN_CPU=ref), and a thousand of them equal PyTorch's within 1e-6 of the
+largest. PyTorch is taken from --python (default: the one of tools/install-peers, else python3's, else
+/usr/bin/python3's) and omitted if there is none.
 """
 import statistics
 import sys

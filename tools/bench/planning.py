@@ -1,14 +1,14 @@
-"""Compares what cairn-plan predicts of a step on two ranks with what it takes.
+"""Compares cairn-plan's prediction for a step on two ranks with the measured time.
 
     quickstart     Linear 1024 to 16, batch 64 on each rank
     mlp            6 layers 1024x1024 with relu between them, batch 128
     transformer    2 encoder layers of width 128, 32 tokens, batch 8
 
-Each is trained (f32, AdamW) with two bucket caps by both ranks together, and by each rank for itself, in turn, some
-steps each (bench/plan_ranks.c). What the ranks took for themselves is the profile; the link is by how much an
-all-reduce makes a cycle of work, writing and reading longer (bench/plan_link.c). Of both cairn-plan makes its
-prediction. Times are medians of steps, of the slower rank; all is measured some times over, in turn, and printed are
-the medians of that.
+Each model is trained (f32, AdamW) with two bucket caps by both ranks together, and by each rank independently; the
+trainings alternate, a few steps at a time (bench/plan_ranks.c). The independent trainings give the profile; the link is
+the time by which an all-reduce lengthens a cycle of work, writing and reading (bench/plan_link.c). cairn-plan predicts
+from these two. Times are medians of steps on the slower rank; everything is measured several times in turn, and the
+medians are printed.
 """
 import json
 import os

@@ -1,12 +1,12 @@
-"""Times training of ResNet beside PyTorch, in turn in one run, a thread each.
+"""Times training of ResNet against PyTorch, alternating in one run, one thread each.
 
 The model is torchvision's ResNet-50, or with --layers another of them: batch 8 of 224x224 on each rank, 1000 classes; a
 step is forward, backward and SGD with momentum and decay. f32 is O0; in bf16, O1 and O2, PyTorch has autocast. f16 is
-timed beside Cairn's own f32. PyTorch runs eagerly, in channels-last memory, or by torch.compile.
+timed against Cairn's own f32. PyTorch runs eagerly, in channels-last memory, or by torch.compile.
 
-One rank's times are processor time, those of several the clock's, of the slowest; printed are medians over the rounds,
-and of ratios the median of each round's. Checked against PyTorch, from equal weights and data, as by bert, whose help
-says more: the first loss, the first gradients, and how two steps move the weights.
+Times of one rank are processor time, times of several ranks are wall-clock time of the slowest rank; printed are
+medians over rounds, of times and of each round's ratios. The first loss, the first gradients and the change of the
+weights in two steps are compared with PyTorch's from equal weights and data, as in bert, whose --help has the details.
 """
 import bert
 import collectives

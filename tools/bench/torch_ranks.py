@@ -1,4 +1,4 @@
-"""A rank of PyTorch's gloo under tools/cairn-bench; worker.h documents the lines, calls.h the data.
+"""A rank of PyTorch's gloo for tools/cairn-bench; worker.h documents the protocol, calls.h the data.
 
 usage: torch_ranks.py SOCKET FILE, with RANK and WORLD_SIZE in the environment"""
 import os

@@ -1,4 +1,4 @@
-"""Writes a manual page: what a tool's --help says, and what a text beside this file adds.
+"""Writes a manual page from a tool's --help and an additional text file in this folder.
 
 usage: page.py TEXT VARS_C VERSION PAGE HELP [COMMAND=HELP...]
 
