@@ -209,7 +209,7 @@ static int run_stage(int rank, int size, int port) {
     const struct cairn__launch launch = launch_at(rank, size, port);
     const struct cairn_env_options options = {.struct_size = sizeof(options),
                                               .seed = 7,
-                                              .timeout = plan.fault == NEVER_COMES ? 1 : 60};
+                                              .timeout = plan.fault == NEVER_COMES ? 5 : 60};
     cairn_env *env = NULL;
     struct stage s = {.module = NULL};
     bool is_struck = false;
