@@ -15,6 +15,8 @@
  *         CAIRN_ETIMEOUT; CAIRN_EPEER the server is gone (every later call fails likewise); CAIRN_ESYSTEM a file that
  *         cannot be read or written.
  * Cost    TCP: one round trip per call, two for get. Not meant for tensors.
+ * Source  PyTorch torch/csrc/distributed/c10d/Store.hpp, TCPStore.cpp, FileStore.cpp, HashStore.cpp,
+ *         PrefixStore.cpp. */
 #ifndef CAIRN_STORE_H
 #define CAIRN_STORE_H
 
@@ -29,14 +31,13 @@ typedef struct cairn_store cairn_store;
 struct cairn_tcp_store_options {
     size_t struct_size;
     cairn_switch is_server; /* ON: this process also serves the store, in a thread "cairn-store". Default OFF */
-int world_size;     /* with is_server: creation waits until this many clients, including its own, have joined; 0 =
+    int world_size;     /* with is_server: creation waits until this many clients, including its own, have joined; 0 =
                                does not wait. torch's wait_for_workers */
-double timeout;     /* 0 = CAIRN_TIMEOUT, or 300 */
-const void *secret; /* 16 to 4096 bytes; client and server prove to each other that they know it; NULL = none. Needs
+    double timeout;     /* 0 = CAIRN_TIMEOUT, or 300 */
+    const void *secret; /* 16 to 4096 bytes; client and server prove to each other that they know it; NULL = none. Needs
                                libsodium: CAIRN_ENOTBUILT */
-size_t secret_nbytes;
-}
-;
+    size_t secret_nbytes;
+};
 #define cairn_tcp_store_options(...) \
     (&(struct cairn_tcp_store_options){.struct_size = sizeof(struct cairn_tcp_store_options), __VA_ARGS__})
 
