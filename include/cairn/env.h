@@ -20,8 +20,7 @@ struct cairn_env_options {
     const char
         *device;    /* "cpu", "cuda", "cuda:1", "auto"; NULL = CAIRN_DEVICE, or "cpu". "cuda" is the GPU of the local
                            rank; "auto" is that GPU if there is one, otherwise the CPU, and the log says why */
-    uint64_t seed;  /* of cairn_randn and initialisations; every rank draws its own numbers from it. 0 is a valid seed
-                     * */
+    uint64_t seed;  /* of cairn_randn and initialisations; every rank draws its own numbers from it. 0 is a seed */
     double timeout; /* seconds to wait for other ranks; 0 = CAIRN_TIMEOUT, or 300 */
     cairn_switch
         tf32; /* ON: f32 products on a GPU may round operands to 10 fraction bits. Default OFF; torch's allow_tf32 */
@@ -32,10 +31,10 @@ struct cairn_env_options {
     const char *init_method; /* where ranks meet: "env://" (NULL), "tcp://host:port", "file:///path" (a new file for
                                each environment) */
     cairn_store *store;      /* used instead of init_method; the caller's. It must outlive the environment, unless the
-                         * group's
-                                backend is shm or self, which use it only during creation */
+                                group's backend is shm or self, which use it only during creation */
 
-    cairn_switch record_errors; /* DEFAULT: ON if a launcher names an error file (TORCHELASTIC_ERROR_FILE). See below */
+    cairn_switch
+        record_errors; /* DEFAULT: ON where a launcher named an error file (TORCHELASTIC_ERROR_FILE). See below */
 
     const char *backend; /* of the group (dist.h): "auto", "self", "shm", "mpi", "gloo", "nccl"; the same on every rank.
                                NULL = CAIRN_BACKEND, or "auto" */
