@@ -114,9 +114,16 @@ out:
 
 /* ---- applying ---- */
 
+cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op op) {
+    REQUIRE(tape->env->device->math, CAIRN_ENOTSUP, "%s: '%s' does not compute it yet; use device \"cpu\"",
+            cairn__op_name(op), cairn_device_name(tape->env->device));
+    return CAIRN_OK;
+}
+
 /* A NULL input makes the result NULL and keeps the error that made the input NULL. *env: of the first tensor. */
-static cairn_status check_none_missing(const struct cairn__op_row *row, const char *name, int count,
-                                       cairn_tensor *const *inputs, cairn_env **env) {
+static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_row *row, const char *name, int count,
+                                 cairn_tensor *const *inputs, cairn_env **env) {
+    cairn_status st = CAIRN_OK;
     *env = NULL;
     for (int i = 0; i < count; i++) {
         if (inputs[i]) {
@@ -127,30 +134,18 @@ static cairn_status check_none_missing(const struct cairn__op_row *row, const ch
         }
     }
     REQUIRE(*env, CAIRN_EINVAL, "%s: no input is given", name);
-    return CAIRN_OK;
-}
-
-cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op op) {
-    REQUIRE(tape->env->device->math, CAIRN_ENOTSUP, "%s: '%s' does not compute it yet; use device \"cpu\"",
-            cairn__op_name(op), cairn_device_name(tape->env->device));
-    return CAIRN_OK;
-}
-
-static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_row *row, const char *name,
-                                 const cairn_env *env, int count, cairn_tensor *const *inputs) {
-    cairn_status st = CAIRN_OK;
     for (int i = 0; i < count; i++) {
         if (!inputs[i]) continue;
         TRY(cairn__tensor_check(inputs[i], name));
-        REQUIRE(inputs[i]->env == env, CAIRN_EINVAL, "%s: the tensors belong to different environments", name);
-        REQUIRE(cairn__is_at_hand(inputs[i]) || !cairn__tape_of(env)->outer, CAIRN_ESTATE,
+        REQUIRE(inputs[i]->env == *env, CAIRN_EINVAL, "%s: the tensors belong to different environments", name);
+        REQUIRE(cairn__is_at_hand(inputs[i]) || !cairn__tape_of(*env)->outer, CAIRN_ESTATE,
                 "%s: the tensor was made outside the checkpoint; pass it as one of the checkpoint's inputs", name);
         REQUIRE(cairn__is_at_hand(inputs[i]), CAIRN_ESTATE,
                 "%s: the tensor was made on another tape, inside a captured graph or outside of it; use a copy "
                 "(cairn_tensor_keep)",
                 name);
     }
-    if (row->needs_math) TRY(cairn__require_math(cairn__tape_of(env), op));
+    if (row->needs_math) TRY(cairn__require_math(cairn__tape_of(*env), op));
 out:
     return st;
 }
@@ -227,26 +222,6 @@ static cairn_status check_size(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_row *row, int count,
-                              cairn_tensor *const *inputs, const void *attrs, size_t attrs_nbytes,
-                              struct cairn__node **out) {
-    cairn_status st = CAIRN_OK;
-    struct cairn__node *node = NULL;
-    TRY(cairn__tape_new_node(tape, count, attrs, attrs_nbytes, &node));
-    TRY(cairn__tape_new_result(tape, &node->result));
-    node->op = op;
-    node->row = row;
-    TRY(take_inputs(tape, node, inputs));
-    TRY(inherit_scale(node));
-    TRY(row->infer(node));
-    TRY(check_size(node));
-    node->result->wants_grad &= cairn__is_float(node->result->dtype);
-    if (!row->view) cairn__tensor_lay_out(node->result);
-    *out = node;
-out:
-    return st;
-}
-
 cairn_status cairn__scratch(struct cairn__tape *tape, size_t nbytes, void **out) {
     return cairn__arena_alloc(&tape->scratch, nbytes, out);
 }
@@ -273,39 +248,38 @@ out:
     return st;
 }
 
-static cairn_status replace(const struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_row *row,
-                            int count, cairn_tensor *const *inputs, cairn_tensor **out) {
-    const struct cairn__op_hook *hook = &tape->main->hook;
-    if (!hook->replace || row->keeps_types || row->view) return CAIRN_OK;
-    return hook->replace(hook->ctx, op, count, inputs, out);
-}
-
 cairn_tensor *cairn__apply_made(enum cairn__op op, const struct cairn__op_row *row, int count,
                                 cairn_tensor *const *inputs, const void *attrs, size_t attrs_nbytes, void *made) {
     cairn_status st = CAIRN_OK;
     struct cairn__node *node = NULL;
     cairn_env *env = NULL;
-    const char *name = cairn__name_of(op, row, attrs);
-    TRY(check_none_missing(row, name, count, inputs, &env));
-    TRY(check_inputs(op, row, name, env, count, inputs));
-    struct cairn__tape *tape = cairn__tape_of(env);
     cairn_tensor *instead = NULL;
-    TRY(replace(tape, op, row, count, inputs, &instead));
+    TRY(check_inputs(op, row, cairn__name_of(op, row, attrs), count, inputs, &env));
+    struct cairn__tape *tape = cairn__tape_of(env);
+    const struct cairn__op_hook *hook = &tape->main->hook;
+    if (hook->replace && !row->keeps_types && !row->view) TRY(hook->replace(hook->ctx, op, count, inputs, &instead));
     if (instead) return instead;
     for (int i = 0; i < count; i++) cairn__note_use(inputs[i]);
-    TRY(make_node(tape, op, row, count, inputs, attrs, attrs_nbytes, &node));
-    if (row->view || made) {
-        cairn_tensor *x = node->inputs[0];
-        node->result->shows = x->kind == CAIRN__PARAM ? x : x->shows;
-    }
+    TRY(cairn__tape_new_node(tape, count, attrs, attrs_nbytes, &node));
+    TRY(cairn__tape_new_result(tape, &node->result));
+    node->op = op;
+    node->row = row;
+    TRY(take_inputs(tape, node, inputs));
+    TRY(inherit_scale(node));
+    TRY(row->infer(node));
+    TRY(check_size(node));
+    cairn_tensor *y = node->result;
+    y->wants_grad &= cairn__is_float(y->dtype);
+    if (!row->view) cairn__tensor_lay_out(y);
+    if (row->view || made) y->shows = node->inputs[0]->kind == CAIRN__PARAM ? node->inputs[0] : node->inputs[0]->shows;
     TRY(compute(tape, node, made));
     TRY(cairn__check_result(tape, node));
-    if (node->result->wants_grad) {
+    if (y->wants_grad) {
         TRY(cairn__tape_record(tape, node));
-        node->result->node = node;
+        y->node = node;
     }
     cairn__note_readers(node, inputs);
-    return node->result;
+    return y;
 out:
     return NULL;
 }
