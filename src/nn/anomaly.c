@@ -34,24 +34,21 @@ static double value_at(cairn_dtype dtype, const void *x, size_t i) {
     }
 }
 
-static void look_at(struct findings *f, double value) {
-    if (!isfinite(value)) {
-        if (f->infs + f->nans == 0) f->first = f->n;
-        if (isnan(value)) {
-            f->nans++;
-        } else {
-            f->infs++;
-        }
-    }
-    f->n++;
-}
-
 /* n elements of v, in the host's memory, in row-major order. */
 static void look_here(const struct cairn__view *v, size_t n, struct findings *f) {
     int64_t at[CAIRN_MAX_DIMS] = {0};
     size_t offset = 0;
     while (f->n < n) {
-        look_at(f, value_at(v->dtype, v->data, offset));
+        const double value = value_at(v->dtype, v->data, offset);
+        if (!isfinite(value)) {
+            if (f->infs + f->nans == 0) f->first = f->n;
+            if (isnan(value)) {
+                f->nans++;
+            } else {
+                f->infs++;
+            }
+        }
+        f->n++;
         for (int d = v->ndim - 1; d >= 0; d--) {
             offset += (size_t)v->stride[d];
             if (++at[d] < v->size[d]) break;
@@ -62,11 +59,6 @@ static void look_here(const struct cairn__view *v, size_t n, struct findings *f)
 }
 
 /* ---- on devices whose memory is not the host's ---- */
-
-/* Of floats. */
-static bool can_count(const struct cairn__view *v) {
-    return v->dtype != CAIRN_F64 && cairn__view_is_dense(v);
-}
 
 static cairn_status is_finite_there(struct cairn_device *d, const struct cairn__view *v, size_t n, bool *finite) {
     const struct cairn__item item = {.n = n, .x = v->data};
@@ -96,28 +88,26 @@ out:
     return st;
 }
 
-static cairn_status look_there(struct cairn_device *d, const struct cairn__view *v, size_t n, struct findings *f) {
-    cairn_status st = CAIRN_OK;
-    bool finite = false;
-    f->n = n;
-    if (n == 0 || !cairn__is_float(v->dtype)) return CAIRN_OK;
-    if (can_count(v)) TRY(is_finite_there(d, v, n, &finite));
-    if (finite) return CAIRN_OK;
-    f->n = 0;
-    TRY(look_at_copy(d, v, n, f));
-out:
-    return st;
-}
-
 /* ---- what is looked at ---- */
 
 static cairn_status look_at_view(const struct cairn__tape *tape, const struct cairn__view *v, size_t n,
                                  struct findings *f) {
     struct cairn_device *d = tape->env->device;
+    cairn_status st = CAIRN_OK;
+    bool finite = false;
     *f = (struct findings){0};
-    if (!cairn__is_on_host(d)) return look_there(d, v, n, f);
-    look_here(v, n, f);
-    return CAIRN_OK;
+    if (cairn__is_on_host(d)) {
+        look_here(v, n, f);
+        return CAIRN_OK;
+    }
+    f->n = n;
+    if (n == 0 || !cairn__is_float(v->dtype)) return CAIRN_OK;
+    if (v->dtype != CAIRN_F64 && cairn__view_is_dense(v)) TRY(is_finite_there(d, v, n, &finite));
+    if (finite) return CAIRN_OK;
+    f->n = 0;
+    TRY(look_at_copy(d, v, n, f));
+out:
+    return st;
 }
 
 static cairn_status look_at_tensor(const struct cairn__tape *tape, const cairn_tensor *t, struct findings *f) {

@@ -24,12 +24,6 @@ out:
     return st;
 }
 
-/* The graph around a checkpoint counts the contributions of the checkpoint's graph: the mark on the checkpoint's own
- * tape only lists which tensors outside it reaches. */
-static bool is_outside(const struct cairn__tape *tape, const cairn_tensor *t) {
-    return tape->outer && (t->kind != CAIRN__RESULT || t->tape != tape);
-}
-
 static cairn_status list_outside(struct cairn__tape *tape, cairn_tensor *t, int count) {
     for (size_t i = 0; i < tape->num_outside; i++) {
         if (tape->outside[i].tensor != t) continue;
@@ -61,17 +55,18 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
     return remember_set(tape, t->param->set);
 }
 
-/* Of a parameter that has been frozen since the operation was called. On another rank the loss may reach more of its
- * set, and that rank waits. */
-static cairn_status pass_frozen(struct cairn__tape *tape, struct cairn_param_set *set) {
-    return cairn__param_set_any_requires_grad(set) ? remember_set(tape, set) : CAIRN_OK;
-}
-
 /* t will get `count` more contributions. *pending: marked nodes that the pass has not visited. */
 static cairn_status reach(struct cairn__tape *tape, cairn_tensor *t, int count, size_t *pending) {
-    if (!cairn__wants_grad(t)) return t && t->param ? pass_frozen(tape, t->param->set) : CAIRN_OK;
+    if (!cairn__wants_grad(t)) {
+        /* A parameter may have been frozen since the operation was called. On another rank the loss may reach more of
+         * its set, and that rank waits. */
+        const bool has_others = t && t->param && cairn__param_set_any_requires_grad(t->param->set);
+        return has_others ? remember_set(tape, t->param->set) : CAIRN_OK;
+    }
     t = cairn__tensor_grad_target(t);
-    if (is_outside(tape, t)) return list_outside(tape, t, count);
+    /* The graph around a checkpoint counts the contributions of the checkpoint's graph: the mark on the checkpoint's
+     * own tape only lists which tensors outside it reaches. */
+    if (tape->outer && (t->kind != CAIRN__RESULT || t->tape != tape)) return list_outside(tape, t, count);
     cairn_status st = t->reached != tape->backward ? reach_first(tape, t, pending) : CAIRN_OK;
     t->uses += count;
     return st;

@@ -34,11 +34,6 @@ static bool reads(const struct cairn__node *node, int i) {
     return node->row->reads ? node->row->reads(node, i) : !node->row->view;
 }
 
-/* A parameter's cast is kept for others. */
-static bool is_temporary(const cairn_tensor *prepared, const cairn_tensor *given) {
-    return prepared && prepared != given && given->kind != CAIRN__PARAM;
-}
-
 static void give_unread(cairn_tensor *base) {
     if (!base->forgotten || base->readers > 0 || !base->owns_data) return;
     cairn__tape_give(base->tape, base->data, base->n * cairn_dtype_nbytes(base->dtype));
@@ -78,7 +73,8 @@ void cairn__note_readers(struct cairn__node *node, cairn_tensor *const *given) {
     }
     if (!y->wants_grad) give_saved(node);
     for (int i = 0; i < node->count; i++) {
-        if (is_temporary(node->inputs[i], given[i])) cairn__forget(node->inputs[i]);
+        cairn_tensor *x = node->inputs[i];
+        if (x && x != given[i] && given[i]->kind != CAIRN__PARAM) cairn__forget(x); /* a parameter's cast is kept */
     }
     note_inside(y->tape, node);
 }

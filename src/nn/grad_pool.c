@@ -15,22 +15,19 @@ static void free_apart(struct cairn__tensor_grad_pool *pool, const struct cairn_
     if (block->apart) cairn__device_free(pool->device, block->data);
 }
 
-/* Where it cannot be had in one piece, pieces apart may still be. */
-static void resize(struct cairn__tensor_grad_pool *pool) {
-    void *data = NULL;
-    cairn__device_free(pool->device, pool->reservoir);
-    pool->reservoir = NULL;
-    pool->reservoir_nbytes = 0;
-    if (cairn__device_alloc(pool->device, CAIRN__HOLDS_TAPE, pool->wanted, &data) != CAIRN_OK) return;
-    pool->reservoir = data;
-    pool->reservoir_nbytes = pool->wanted;
-}
-
 void cairn__tensor_grad_pool_begin(struct cairn__tensor_grad_pool *pool) {
     for (size_t i = 0; i < pool->count; i++) free_apart(pool, &pool->blocks[i]); /* of a backward that failed */
     pool->count = 0;
     pool->used = 0;
-    if (pool->wanted > pool->reservoir_nbytes && !pool->device->capturing) resize(pool);
+    if (pool->wanted <= pool->reservoir_nbytes || pool->device->capturing) return;
+    void *data = NULL;
+    cairn__device_free(pool->device, pool->reservoir);
+    pool->reservoir = NULL;
+    pool->reservoir_nbytes = 0;
+    /* Where it cannot be had in one piece, pieces apart may still be. */
+    if (cairn__device_alloc(pool->device, CAIRN__HOLDS_TAPE, pool->wanted, &data) != CAIRN_OK) return;
+    pool->reservoir = data;
+    pool->reservoir_nbytes = pool->wanted;
 }
 
 /* The offset of a new block and, in *at, its index. */

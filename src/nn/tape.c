@@ -153,12 +153,6 @@ static void begin_scope(struct cairn__tape *tape) {
     cairn__arena_release(&g->headers[g->scopes % CAIRN__GENERATIONS], START);
 }
 
-static void end_failures(struct cairn__tape *root) {
-    cairn__listen(root);
-    cairn__forget_failure(&root->failure);
-    cairn__forget_failure(&root->no_grad.failure);
-}
-
 /* Ends all results; what the device had to say of them stays. */
 static void recycle(struct cairn__tape *tape) {
     tape->steps++;
@@ -173,7 +167,11 @@ static void recycle(struct cairn__tape *tape) {
 }
 
 void cairn__tape_begin_step(struct cairn__tape *tape) {
-    if (tape == tape->root) end_failures(tape);
+    if (tape == tape->root) {
+        cairn__listen(tape);
+        cairn__forget_failure(&tape->failure);
+        cairn__forget_failure(&tape->no_grad.failure);
+    }
     recycle(tape);
 }
 
@@ -396,21 +394,18 @@ cairn_status cairn__tape_new_node(struct cairn__tape *tape, int count, const voi
     return CAIRN_OK;
 }
 
-static uint64_t trail_with(uint64_t trail, const struct cairn__node *node) {
-    const cairn_tensor *y = node->result;
-    trail = cairn__hash_word(trail, (uint64_t)node->op + 1);
-    trail = cairn__hash_word(trail, (uint64_t)y->dtype);
-    trail = cairn__hash_word(trail, (uint64_t)y->ndim);
-    for (int d = 0; d < y->ndim; d++) trail = cairn__hash_word(trail, (uint64_t)y->shape[d]);
-    return trail;
-}
-
 cairn_status cairn__tape_record(struct cairn__tape *tape, struct cairn__node *node) {
     cairn_status st = cairn__grow((void **)&tape->nodes, &tape->capacity, tape->count + 1, sizeof(tape->nodes[0]));
     if (st != CAIRN_OK) return st;
     node->index = tape->count;
     tape->nodes[tape->count++] = node;
-    if (tape->outer) tape->trail = trail_with(tape->trail, node);
+    if (!tape->outer) return CAIRN_OK;
+    const cairn_tensor *y = node->result;
+    uint64_t trail = cairn__hash_word(tape->trail, (uint64_t)node->op + 1);
+    trail = cairn__hash_word(trail, (uint64_t)y->dtype);
+    trail = cairn__hash_word(trail, (uint64_t)y->ndim);
+    for (int d = 0; d < y->ndim; d++) trail = cairn__hash_word(trail, (uint64_t)y->shape[d]);
+    tape->trail = trail;
     return CAIRN_OK;
 }
 
