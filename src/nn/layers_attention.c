@@ -17,23 +17,6 @@ struct attention {
 
 enum { Q, K, V, MASK };
 
-/* [B, T, D] as [B, heads, T, D / heads]. */
-static cairn_tensor *split_heads(const struct attention *a, cairn_tensor *x) {
-    if (!x) return NULL;
-    return cairn_transpose(cairn_reshape(x, CAIRN_SHAPE(x->shape[0], x->shape[1], a->heads, a->dim / a->heads)), 1, 2);
-}
-
-static cairn_status project_each(const struct attention *a, cairn_tensor *const *inputs, cairn_tensor *heads[3]) {
-    for (int i = 0; i < 3; i++) {
-        cairn_tensor *weight = cairn_slice(a->in_weight, 0, i * a->dim, (i + 1) * a->dim, 1);
-        cairn_tensor *bias = cairn_slice(a->in_bias, 0, i * a->dim, (i + 1) * a->dim, 1);
-        cairn_tensor *x = cairn_linear_forward(inputs[i], weight, bias);
-        if (!x) return cairn__last_status();
-        heads[i] = split_heads(a, x);
-    }
-    return CAIRN_OK;
-}
-
 static cairn_status check_inputs(const struct attention *a, cairn_tensor *const *inputs, int count) {
     char text[CAIRN__SHAPE_TEXT];
     REQUIRE(count == 1 || count == 3 || count == 4, CAIRN_EINVAL,
@@ -47,17 +30,18 @@ static cairn_status check_inputs(const struct attention *a, cairn_tensor *const 
     return CAIRN_OK;
 }
 
-/* q, k and v of one input are one product. */
-static cairn_tensor *attend_to_itself(const struct attention *a, cairn_tensor *x,
-                                      const struct cairn_attention_options *options) {
-    cairn_tensor *all = cairn_linear_forward(x, a->in_weight, a->in_bias);
-    return all ? cairn__attention_of_heads(all, a->heads, options) : NULL;
-}
-
 static cairn_tensor *attend_to_others(const struct attention *a, cairn_tensor *const *inputs,
                                       const struct cairn_attention_options *options) {
     cairn_tensor *heads[3];
-    if (project_each(a, inputs, heads) != CAIRN_OK) return NULL;
+    for (int i = 0; i < 3; i++) {
+        cairn_tensor *weight = cairn_slice(a->in_weight, 0, i * a->dim, (i + 1) * a->dim, 1);
+        cairn_tensor *bias = cairn_slice(a->in_bias, 0, i * a->dim, (i + 1) * a->dim, 1);
+        cairn_tensor *x = cairn_linear_forward(inputs[i], weight, bias);
+        if (!x) return NULL;
+        /* [B, T, D] as [B, heads, T, D / heads]. */
+        x = cairn_reshape(x, CAIRN_SHAPE(x->shape[0], x->shape[1], a->heads, a->dim / a->heads));
+        heads[i] = cairn_transpose(x, 1, 2);
+    }
     cairn_tensor *y = cairn_scaled_dot_product_attention(heads[Q], heads[K], heads[V], options);
     if (!y) return NULL;
     return cairn_reshape(cairn_transpose(y, 1, 2), CAIRN_SHAPE(y->shape[0], y->shape[2], a->dim));
@@ -70,24 +54,17 @@ static cairn_tensor *attend(cairn_module *module, void *context, cairn_tensor *c
         cairn_attention_options(.mask = count > MASK ? inputs[MASK] : NULL,
                                 .dropout = module->training ? a->dropout : 0);
     const bool to_itself = count == 1 || (inputs[K] == inputs[Q] && inputs[V] == inputs[Q]);
-    cairn_tensor *y = to_itself ? attend_to_itself(a, inputs[Q], options) : attend_to_others(a, inputs, options);
+    cairn_tensor *y = NULL;
+    if (to_itself) { /* q, k and v of one input are one product */
+        cairn_tensor *all = cairn_linear_forward(inputs[Q], a->in_weight, a->in_bias);
+        y = all ? cairn__attention_of_heads(all, a->heads, options) : NULL;
+    } else {
+        y = attend_to_others(a, inputs, options);
+    }
     return y ? cairn_module_forward(a->out, y) : NULL;
 }
 
 static const struct cairn__module_kind kind = {.name = "MultiheadAttention", .forward = attend, .max_inputs = 4};
-
-static cairn_status add_members(cairn_module *m) {
-    cairn_status st = CAIRN_OK;
-    struct attention *a = m->context;
-    TRY(cairn__module_add_param(m, "in_proj_weight", CAIRN_SHAPE(3 * a->dim, a->dim), false, &a->in_weight));
-    TRY(cairn__module_add_param(m, "in_proj_bias", CAIRN_SHAPE(3 * a->dim), false, &a->in_bias));
-    TRY(cairn__module_add_child(m, "out_proj", cairn_linear(m->env, a->dim, a->dim), &a->out));
-    TRY(cairn_init_xavier_uniform(a->in_weight, 1));
-    TRY(cairn_init_constant(a->in_bias, 0));
-    TRY(cairn_init_constant(cairn_module_get(a->out, "bias"), 0));
-out:
-    return st;
-}
 
 static cairn_status create(cairn_env *env, int64_t dim, int64_t heads, double dropout, cairn_module **out) {
     REQUIRE(dim > 0 && dim <= INT32_MAX && heads > 0 && dim % heads == 0, CAIRN_EINVAL,
@@ -97,8 +74,14 @@ static cairn_status create(cairn_env *env, int64_t dim, int64_t heads, double dr
     cairn_status st = CAIRN_OK;
     cairn_module *m = NULL;
     TRY(cairn__module_create(env, &kind, sizeof(struct attention), &m));
-    *(struct attention *)m->context = (struct attention){.dim = dim, .heads = heads, .dropout = dropout};
-    TRY(add_members(m));
+    struct attention *a = m->context;
+    *a = (struct attention){.dim = dim, .heads = heads, .dropout = dropout};
+    TRY(cairn__module_add_param(m, "in_proj_weight", CAIRN_SHAPE(3 * dim, dim), false, &a->in_weight));
+    TRY(cairn__module_add_param(m, "in_proj_bias", CAIRN_SHAPE(3 * dim), false, &a->in_bias));
+    TRY(cairn__module_add_child(m, "out_proj", cairn_linear(env, dim, dim), &a->out));
+    TRY(cairn_init_xavier_uniform(a->in_weight, 1));
+    TRY(cairn_init_constant(a->in_bias, 0));
+    TRY(cairn_init_constant(cairn_module_get(a->out, "bias"), 0));
     *out = m;
     return CAIRN_OK;
 out:

@@ -68,33 +68,26 @@ static cairn_status check_steps(const char *what, const int64_t stride[2], const
     return CAIRN_OK;
 }
 
-static cairn_status read_conv(const char *what, int64_t in, int64_t out, int64_t kernel,
-                              const struct cairn_conv_options *given, struct cairn_conv_options *o) {
-    *o = (struct cairn_conv_options){.struct_size = sizeof(*o)};
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__options_read(o, sizeof(*o), given, "cairn_conv_options"));
-    complete_pair(o->stride, 1);
-    complete_pair(o->dilation, 1);
-    if (o->groups == 0) o->groups = 1;
-    REQUIRE(in > 0 && out > 0 && kernel > 0, CAIRN_EINVAL,
-            "%s: %" PRId64 " channels to %" PRId64 ", kernel %" PRId64 "; all must be positive", what, in, out, kernel);
-    REQUIRE(o->groups > 0 && in % o->groups == 0 && out % o->groups == 0, CAIRN_EINVAL,
-            "%s: %" PRId64 " groups do not divide %" PRId64 " and %" PRId64 " channels", what, o->groups, in, out);
-    REQUIRE(o->output_padding[0] == 0 && o->output_padding[1] == 0, CAIRN_EINVAL,
-            "%s: output_padding is for transposed convolutions", what);
-    int64_t padding[2];
-    cairn__option_padding(padding, o->padding);
-    TRY(check_steps(what, o->stride, padding, o->dilation));
-out:
-    return st;
-}
-
 static cairn_status create_conv(cairn_env *env, int dims, int64_t in, int64_t channels, int64_t kernel,
                                 const struct cairn_conv_options *given, cairn_module **out) {
     cairn_status st = CAIRN_OK;
     cairn_module *m = NULL;
-    struct cairn_conv_options o;
-    TRY(read_conv(dims == 1 ? "conv1d" : "conv2d", in, channels, kernel, given, &o));
+    const char *what = dims == 1 ? "conv1d" : "conv2d";
+    struct cairn_conv_options o = {.struct_size = sizeof(o)};
+    TRY(cairn__options_read(&o, sizeof(o), given, "cairn_conv_options"));
+    complete_pair(o.stride, 1);
+    complete_pair(o.dilation, 1);
+    if (o.groups == 0) o.groups = 1;
+    REQUIRE(in > 0 && channels > 0 && kernel > 0, CAIRN_EINVAL,
+            "%s: %" PRId64 " channels to %" PRId64 ", kernel %" PRId64 "; all must be positive", what, in, channels,
+            kernel);
+    REQUIRE(o.groups > 0 && in % o.groups == 0 && channels % o.groups == 0, CAIRN_EINVAL,
+            "%s: %" PRId64 " groups do not divide %" PRId64 " and %" PRId64 " channels", what, o.groups, in, channels);
+    REQUIRE(o.output_padding[0] == 0 && o.output_padding[1] == 0, CAIRN_EINVAL,
+            "%s: output_padding is for transposed convolutions", what);
+    int64_t padding[2];
+    cairn__option_padding(padding, o.padding);
+    TRY(check_steps(what, o.stride, padding, o.dilation));
     TRY(cairn__module_create(env, &conv_kinds[dims], sizeof(struct conv), &m));
     struct conv *c = m->context;
     c->dims = dims;

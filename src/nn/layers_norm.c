@@ -132,19 +132,14 @@ cairn_module *cairn_group_norm(cairn_env *env, int64_t groups, int64_t channels,
 
 /* ---- batch ---- */
 
-/* Nothing is computed from the count; it is part of the state, as in torch. The device counts, so that no step waits
- * for the number, and one that is recorded goes on counting. */
-static void count_batch(cairn_tensor *batches) {
-    struct cairn_device *d = batches->env->device;
-    d->passes->count_up(d, batches->data, NULL);
-}
-
 static cairn_tensor *batch_norm(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     (void)count;
     const struct norm *n = context;
     cairn_tensor *y = cairn__batch_norm_over(inputs[0], n->mean, n->var, n->weight, n->bias, module->training,
                                              n->momentum, n->eps, &n->exchange);
-    if (y && module->training) count_batch(n->batches);
+    /* Nothing is computed from the count; it is part of the state, as in torch. The device counts, so that no step
+     * waits for the number, and one that is recorded goes on counting. */
+    if (y && module->training) module->env->device->passes->count_up(module->env->device, n->batches->data, NULL);
     return y;
 }
 
@@ -197,12 +192,8 @@ cairn_module *cairn_batch_norm(cairn_env *env, int64_t channels, double eps, dou
 
 /* ---- batches that several have shares of ---- */
 
-static bool is_batch_norm(const cairn_module *m) {
-    return m->kind.forward == batch_norm;
-}
-
 static size_t list_batch_norms(cairn_module *m, cairn_module **list, size_t room, size_t count) {
-    if (is_batch_norm(m)) {
+    if (m->kind.forward == batch_norm) {
         if (count < room) list[count] = m;
         count++;
     }

@@ -34,24 +34,6 @@ static cairn_tensor *encode(cairn_module *module, void *context, cairn_tensor *c
 
 static const struct cairn__module_kind kind = {.name = "TransformerEncoderLayer", .forward = encode, .max_inputs = 2};
 
-/* In torch's order, which is that of its state_dict. */
-static cairn_status add_members(cairn_module *m, int64_t dim, int64_t heads, int64_t feedforward) {
-    cairn_status st = CAIRN_OK;
-    struct encoder_layer *l = m->context;
-    cairn_env *env = m->env;
-    const double p = l->options.dropout, eps = l->options.layer_norm_eps;
-    TRY(cairn__module_add_child(m, "self_attn", cairn_multihead_attention(env, dim, heads, p), &l->self_attn));
-    TRY(cairn__module_add_child(m, "linear1", cairn_linear(env, dim, feedforward), &l->linear1));
-    TRY(cairn__module_add_child(m, "dropout", cairn_dropout(env, p), &l->dropout));
-    TRY(cairn__module_add_child(m, "linear2", cairn_linear(env, feedforward, dim), &l->linear2));
-    TRY(cairn__module_add_child(m, "norm1", cairn_layer_norm(env, CAIRN_SHAPE(dim), eps), &l->norm1));
-    TRY(cairn__module_add_child(m, "norm2", cairn_layer_norm(env, CAIRN_SHAPE(dim), eps), &l->norm2));
-    TRY(cairn__module_add_child(m, "dropout1", cairn_dropout(env, p), &l->dropout1));
-    TRY(cairn__module_add_child(m, "dropout2", cairn_dropout(env, p), &l->dropout2));
-out:
-    return st;
-}
-
 static cairn_status create(cairn_env *env, int64_t dim, int64_t heads, int64_t feedforward,
                            const struct cairn_encoder_layer_options *given, cairn_module **out) {
     cairn_status st = CAIRN_OK;
@@ -60,8 +42,18 @@ static cairn_status create(cairn_env *env, int64_t dim, int64_t heads, int64_t f
     TRY(cairn__options_read(&o, sizeof(o), given, "cairn_encoder_layer_options"));
     if (!o.activation) o.activation = cairn_relu;
     TRY(cairn__module_create(env, &kind, sizeof(struct encoder_layer), &m));
-    ((struct encoder_layer *)m->context)->options = o;
-    TRY(add_members(m, dim, heads, feedforward));
+    struct encoder_layer *l = m->context;
+    const double p = o.dropout, eps = o.layer_norm_eps;
+    l->options = o;
+    /* In torch's order, which is that of its state_dict. */
+    TRY(cairn__module_add_child(m, "self_attn", cairn_multihead_attention(env, dim, heads, p), &l->self_attn));
+    TRY(cairn__module_add_child(m, "linear1", cairn_linear(env, dim, feedforward), &l->linear1));
+    TRY(cairn__module_add_child(m, "dropout", cairn_dropout(env, p), &l->dropout));
+    TRY(cairn__module_add_child(m, "linear2", cairn_linear(env, feedforward, dim), &l->linear2));
+    TRY(cairn__module_add_child(m, "norm1", cairn_layer_norm(env, CAIRN_SHAPE(dim), eps), &l->norm1));
+    TRY(cairn__module_add_child(m, "norm2", cairn_layer_norm(env, CAIRN_SHAPE(dim), eps), &l->norm2));
+    TRY(cairn__module_add_child(m, "dropout1", cairn_dropout(env, p), &l->dropout1));
+    TRY(cairn__module_add_child(m, "dropout2", cairn_dropout(env, p), &l->dropout2));
     *out = m;
     return CAIRN_OK;
 out:

@@ -73,15 +73,13 @@ cairn_module *cairn_module_create(cairn_env *env, const struct cairn_module_ops 
     return NULL;
 }
 
-static void end_buffer(struct cairn__module_buffer *b) {
-    cairn__tensor_of_buffer_destroy(&b->tensor);
-    cairn__free(b->path);
-}
-
 static void end(cairn_module *m) {
     for (size_t i = 0; i < m->num_children; i++) end(m->children[i]);
     for (size_t i = 0; i < m->num_handles; i++) cairn__tensor_of_param_destroy(&m->handles[i]);
-    for (size_t i = 0; i < m->num_buffers; i++) end_buffer(&m->buffers[i]);
+    for (size_t i = 0; i < m->num_buffers; i++) {
+        cairn__tensor_of_buffer_destroy(&m->buffers[i].tensor);
+        cairn__free(m->buffers[i].path);
+    }
     cairn_param_set_destroy(&m->params);
     if (m->end_context) m->end_context(m->context);
     cairn__free(m->children);
@@ -114,18 +112,6 @@ void cairn__module_drop(cairn_module *child) {
 
 /* ---- building ---- */
 
-/* what: "add_param 'weight'" */
-static cairn_status check_open(const cairn_module *m, const char *call, const char *name) {
-    REQUIRE(!m->parent, CAIRN_ESTATE,
-            "%s '%s': the module is child '%s' of another; add to a module before it becomes a child", call, name,
-            m->name);
-    REQUIRE(m->params->users == 0 && !cairn__param_set_has_gradients(m->params), CAIRN_ESTATE,
-            "%s '%s': an optimizer, averages, amp or ddp use the module's parameters, or they have gradients; build "
-            "the whole module first",
-            call, name);
-    return CAIRN_OK;
-}
-
 /* Of a root: paths are names, and those of children's parameters have a dot. */
 static bool has_member(const cairn_module *m, const char *name) {
     if (cairn__param_set_find(m->params, name)) return true;
@@ -141,11 +127,15 @@ static bool has_member(const cairn_module *m, const char *name) {
 static cairn_status check_name(const cairn_module *m, const char *call, const char *name) {
     REQUIRE(m && name, CAIRN_EINVAL, "%s: module and name must be set", call);
     REQUIRE(name[0] && !strchr(name, '.'), CAIRN_EINVAL, "%s '%s': a name must not be empty or have a dot", call, name);
-    cairn_status st = CAIRN_OK;
-    TRY(check_open(m, call, name));
+    REQUIRE(!m->parent, CAIRN_ESTATE,
+            "%s '%s': the module is child '%s' of another; add to a module before it becomes a child", call, name,
+            m->name);
+    REQUIRE(m->params->users == 0 && !cairn__param_set_has_gradients(m->params), CAIRN_ESTATE,
+            "%s '%s': an optimizer, averages, amp or ddp use the module's parameters, or they have gradients; build "
+            "the whole module first",
+            call, name);
     REQUIRE(!has_member(m, name), CAIRN_EINVAL, "%s: the %s has a member '%s' already", call, m->kind.name, name);
-out:
-    return st;
+    return CAIRN_OK;
 }
 
 cairn_status cairn__module_add_param(cairn_module *m, const char *name, int ndim, const int64_t *shape, bool is_norm,
@@ -370,17 +360,12 @@ void cairn_module_train(cairn_module *m, int on) {
     for (size_t i = 0; i < m->num_children; i++) cairn_module_train(m->children[i], on);
 }
 
-static cairn_status check_alike(const cairn_module *m, const cairn_module *other) {
+cairn_status cairn__module_follow_mode(cairn_module *m, const cairn_module *other) {
+    cairn_status st = CAIRN_OK;
     REQUIRE(strcmp(m->kind.name, other->kind.name) == 0, CAIRN_EINVAL, "module '%s' is a %s there and a %s here",
             other->name ? other->name : "", other->kind.name, m->kind.name);
     REQUIRE(m->num_children == other->num_children, CAIRN_EINVAL, "the %s '%s' has %zu children there and %zu here",
             other->kind.name, other->name ? other->name : "", other->num_children, m->num_children);
-    return CAIRN_OK;
-}
-
-cairn_status cairn__module_follow_mode(cairn_module *m, const cairn_module *other) {
-    cairn_status st = CAIRN_OK;
-    TRY(check_alike(m, other));
     m->training = other->training;
     for (size_t i = 0; i < m->num_children; i++) TRY(cairn__module_follow_mode(m->children[i], other->children[i]));
 out:
