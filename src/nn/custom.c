@@ -28,13 +28,9 @@ static const char *own_name(const void *attrs) {
     return ((const struct custom *)attrs)->op.name;
 }
 
-static struct cairn_custom_array array_of(const cairn_tensor *t, void *data) {
-    return (struct cairn_custom_array){
-        .data = data, .dtype = cairn__tensor_dtype(t), .ndim = t->ndim, .shape = t->shape, .n = t->n};
-}
-
 static void show(const struct custom *c, void *array, int i, const cairn_tensor *t, void *data) {
-    const struct cairn_custom_array own = array_of(t, data);
+    const struct cairn_custom_array own = {
+        .data = data, .dtype = cairn__tensor_dtype(t), .ndim = t->ndim, .shape = t->shape, .n = t->n};
     cairn__element_write(array, c->array_nbytes, (size_t)i, &own, sizeof(own));
 }
 
@@ -66,45 +62,31 @@ static bool has_backward(const struct cairn_custom_op *op, const struct cairn_de
     return cairn__is_on_host(d) ? op->backward != NULL : op->backward_cuda != NULL;
 }
 
-/* A result that silently has no gradient there would train nothing. */
-static cairn_status check_backward(const struct cairn__node *node) {
-    const struct cairn_custom_op *op = &custom_of(node)->op;
-    const struct cairn_device *d = node->result->env->device;
-    REQUIRE(has_backward(op, d) || (!op->backward && !op->backward_cuda) || !node->result->wants_grad, CAIRN_ENOTSUP,
-            "%s: an input requires a gradient, and there is no backward for '%s'; set %s", op->name,
-            cairn_device_name(d), cairn__is_on_host(d) ? "backward" : "backward_cuda");
-    return CAIRN_OK;
-}
-
 static cairn_status infer(const struct cairn__node *node) {
     const struct custom *c = custom_of(node);
-    cairn_status st = CAIRN_OK;
+    const struct cairn_custom_op *op = &c->op;
+    const struct cairn_device *d = node->result->env->device;
     node->result->dtype = c->dtype;
     node->result->ndim = c->ndim;
     memcpy(node->result->shape, c->shape, sizeof(c->shape));
-    TRY(check_backward(node));
-    node->result->wants_grad &= has_backward(&c->op, node->result->env->device);
-out:
-    return st;
+    /* A result that silently has no gradient there would train nothing. */
+    REQUIRE(has_backward(op, d) || (!op->backward && !op->backward_cuda) || !node->result->wants_grad, CAIRN_ENOTSUP,
+            "%s: an input requires a gradient, and there is no backward for '%s'; set %s", op->name,
+            cairn_device_name(d), cairn__is_on_host(d) ? "backward" : "backward_cuda");
+    node->result->wants_grad &= has_backward(op, d);
+    return CAIRN_OK;
 }
 
-/* On a GPU the stream, and the GPU made the calling thread's current one. */
-static cairn_status call_forward(const struct custom *c, struct cairn_device *d, int count) {
-    const struct views *v = &c->views;
-    if (cairn__is_on_host(d)) return c->op.forward(c->ctx, v->y, v->x, count);
-    return c->op.forward_cuda(c->ctx, v->y, v->x, count, d->ops->stream(d));
-}
-
-static cairn_status call_backward(const struct custom *c, struct cairn_device *d, int count) {
-    const struct views *v = &c->views;
-    if (cairn__is_on_host(d)) return c->op.backward(c->ctx, v->dx, v->dy, v->y, v->x, count);
-    return c->op.backward_cuda(c->ctx, v->dx, v->dy, v->y, v->x, count, d->ops->stream(d));
-}
-
+/* On a GPU the user's functions get the stream, and the GPU is the calling thread's current one. */
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct custom *c = custom_of(node);
+    const struct views *v = &c->views;
+    struct cairn_device *d = tape->env->device;
     show_values(node);
-    return check_call(c, "forward", call_forward(c, tape->env->device, node->count));
+    const cairn_status st = cairn__is_on_host(d)
+                                ? c->op.forward(c->ctx, v->y, v->x, node->count)
+                                : c->op.forward_cuda(c->ctx, v->y, v->x, node->count, d->ops->stream(d));
+    return check_call(c, "forward", st);
 }
 
 /* Parameters first, also here: gradients are ready in this order. */
@@ -120,16 +102,20 @@ out:
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct custom *c = custom_of(node);
-    void **const grads = c->views.grads;
+    const struct views *v = &c->views;
+    struct cairn_device *d = tape->env->device;
+    void **const grads = v->grads;
     cairn_status st = CAIRN_OK;
     show_values(node);
-    show(c, c->views.dy, 0, node->result, (void *)(uintptr_t)dy);
+    show(c, v->dy, 0, node->result, (void *)(uintptr_t)dy);
     for (int i = 0; i < node->count; i++) {
         grads[i] = NULL;
         if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &grads[i]));
-        show(c, c->views.dx, i, node->inputs[i], grads[i]);
+        show(c, v->dx, i, node->inputs[i], grads[i]);
     }
-    TRY(check_call(c, "backward", call_backward(c, tape->env->device, node->count)));
+    st = cairn__is_on_host(d) ? c->op.backward(c->ctx, v->dx, v->dy, v->y, v->x, node->count)
+                              : c->op.backward_cuda(c->ctx, v->dx, v->dy, v->y, v->x, node->count, d->ops->stream(d));
+    TRY(check_call(c, "backward", st));
     TRY(hand_on(tape, node, grads, true));
     TRY(hand_on(tape, node, grads, false));
 out:

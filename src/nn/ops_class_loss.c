@@ -100,25 +100,17 @@ static const struct cairn__op_row row = {.promotes = true,
                                          .forward = forward,
                                          .backward = backward};
 
-static cairn_status read_attrs(enum cairn__op op, const struct cairn_loss_options *given, struct class_attrs *out,
-                               cairn_tensor **weight) {
-    struct cairn_loss_options o = {.struct_size = sizeof(o)};
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__loss_options_read(op, given, &o));
-    out->reduction = (int)o.reduction;
-    out->smoothing = op == CAIRN__OP_CROSS_ENTROPY ? o.label_smoothing : 0;
-    out->ignore_index = o.ignore_index || o.ignores_zero == CAIRN_ON ? o.ignore_index : -100;
-    *weight = cairn__constant(o.weight);
-    if (o.weight && !*weight) return cairn__last_status();
-out:
-    return st;
-}
-
 static cairn_tensor *classify(enum cairn__op op, cairn_tensor *x, cairn_tensor *target,
                               const struct cairn_loss_options *options) {
-    struct class_attrs a = {0};
-    cairn_tensor *weight = NULL;
-    if (read_attrs(op, options, &a, &weight) != CAIRN_OK) return NULL;
+    struct cairn_loss_options o = {.struct_size = sizeof(o)};
+    if (cairn__loss_options_read(op, options, &o) != CAIRN_OK) return NULL;
+    const struct class_attrs a = {
+        .reduction = (int)o.reduction,
+        .smoothing = op == CAIRN__OP_CROSS_ENTROPY ? o.label_smoothing : 0,
+        .ignore_index = o.ignore_index || o.ignores_zero == CAIRN_ON ? o.ignore_index : -100,
+    };
+    cairn_tensor *weight = cairn__constant(o.weight);
+    if (o.weight && !weight) return NULL;
     return cairn__apply(op, &row, CAIRN__INPUTS(x, target, weight), &a, sizeof(a));
 }
 

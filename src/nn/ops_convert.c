@@ -122,14 +122,6 @@ out:
     return st;
 }
 
-/* A result of a parameter's cast that the graph can use: one made without a graph leads nowhere, and one made before
- * the parameter was frozen leads to it. */
-static bool is_usable(const struct cairn__tape *tape, const struct cairn__param_cast *c, cairn_dtype dtype,
-                      uint64_t version, bool wants_grad) {
-    return c->result && cairn__tape_lives(tape, c->generation) && c->result->dtype == dtype &&
-           c->result_version == version && (c->result->wants_grad == wants_grad || tape->no_grad.depth > 0);
-}
-
 /* Something that waits for its backward, also around a checkpoint, shows the data of a parameter's cast. */
 static bool is_shown(const struct cairn__tape *tape, const struct cairn__param_cast *c) {
     while (tape && !cairn__tape_lives(tape, c->shown)) tape = tape->outer;
@@ -141,7 +133,11 @@ static bool is_shown(const struct cairn__tape *tape, const struct cairn__param_c
 static cairn_tensor *cast_param(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
     struct cairn__param_cast *c = &t->cast;
     const uint64_t version = version_of(t);
-    if (is_usable(tape, c, dtype, version, cairn__wants_grad(t))) return c->result;
+    /* A result that the graph can use: one made without a graph leads nowhere, and one made before the parameter was
+     * frozen leads to it. */
+    if (c->result && cairn__tape_lives(tape, c->generation) && c->result->dtype == dtype &&
+        c->result_version == version && (c->result->wants_grad == cairn__wants_grad(t) || tape->no_grad.depth > 0))
+        return c->result;
     const bool shown = is_shown(tape, c);
     const bool is_current = c->data && c->dtype == dtype && c->version == version;
     cairn_tensor *result = NULL;

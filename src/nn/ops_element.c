@@ -163,16 +163,6 @@ static void slope_on_passes(struct cairn__tape *tape, const struct cairn__node *
 
 /* ---- types and shapes ---- */
 
-/* The type of integers and bools among themselves. */
-static cairn_dtype widest_integer(const struct cairn__node *node) {
-    cairn_dtype wide = CAIRN_BOOL;
-    for (int i = node->op == CAIRN__OP_WHERE; i < node->count; i++) {
-        const cairn_dtype t = cairn__tensor_dtype(node->inputs[i]);
-        if (t == CAIRN_I64 || (t == CAIRN_I32 && wide == CAIRN_BOOL)) wide = t;
-    }
-    return wide;
-}
-
 static bool is_whole(double x) {
     return isinf(x) || x == trunc(x);
 }
@@ -183,7 +173,11 @@ static cairn_status take_type(const struct cairn__node *node) {
     const double *numbers = node->attrs;
     if (kind == TRUTH) y->dtype = CAIRN_BOOL;
     if (kind == TRUTH || cairn__is_float(y->dtype)) return CAIRN_OK;
-    y->dtype = widest_integer(node);
+    y->dtype = CAIRN_BOOL; /* or the widest integer there is */
+    for (int i = node->op == CAIRN__OP_WHERE; i < node->count; i++) {
+        const cairn_dtype t = cairn__tensor_dtype(node->inputs[i]);
+        if (t == CAIRN_I64 || (t == CAIRN_I32 && y->dtype == CAIRN_BOOL)) y->dtype = t;
+    }
     REQUIRE(kind != NUMBERS || y->dtype != CAIRN_BOOL, CAIRN_EINVAL, "%s: the input is bool; cast it to a number first",
             cairn__op_name(node->op));
     REQUIRE(node->op != CAIRN__OP_POW_SCALAR || !is_whole(numbers[0]) || numbers[0] >= 0, CAIRN_EINVAL,

@@ -42,17 +42,6 @@ out:
     return st;
 }
 
-static cairn_status check_other(const struct write *w, const cairn_tensor *other) {
-    if (!other && cairn__last_status() != CAIRN_OK) return cairn__last_status();
-    REQUIRE(other, CAIRN_EINVAL, "%s: the second tensor is NULL", w->name);
-    REQUIRE(other->env == w->x->env, CAIRN_EINVAL, "%s: the tensors belong to different environments", w->name);
-    REQUIRE(!cairn__wants_grad(other) || cairn__tape_of(other->env)->no_grad.depth > 0, CAIRN_ESTATE,
-            "%s: the second tensor requires a gradient, which would be lost; cairn_detach it, or do this between "
-            "cairn_no_grad_begin and cairn_no_grad_end",
-            w->name);
-    return CAIRN_OK;
-}
-
 /* ---- the way all go ---- */
 
 static cairn_status show_master(cairn_tensor *x, cairn_tensor **out) {
@@ -75,7 +64,15 @@ static cairn_status begin(struct write *w, const char *name, cairn_tensor *x, bo
     cairn_status st = CAIRN_OK;
     TRY(check_target(name, x));
     if (x->param && x->param->master) TRY(cairn__param_check_whole(name, x->param));
-    if (has_other) TRY(check_other(w, other));
+    if (has_other) {
+        if (!other && cairn__last_status() != CAIRN_OK) return cairn__last_status();
+        REQUIRE(other, CAIRN_EINVAL, "%s: the second tensor is NULL", name);
+        REQUIRE(other->env == x->env, CAIRN_EINVAL, "%s: the tensors belong to different environments", name);
+        REQUIRE(!cairn__wants_grad(other) || cairn__tape_of(other->env)->no_grad.depth > 0, CAIRN_ESTATE,
+                "%s: the second tensor requires a gradient, which would be lost; cairn_detach it, or do this between "
+                "cairn_no_grad_begin and cairn_no_grad_end",
+                name);
+    }
     cairn_no_grad_begin(x->env);
     if (x->param && x->param->master) st = show_master(x, &w->operand);
     if (st != CAIRN_OK) (void)cairn_no_grad_end(x->env);
@@ -89,22 +86,17 @@ static cairn_tensor *other_of(const struct write *w, cairn_tensor *other) {
     return other == w->x ? w->operand : other;
 }
 
-static cairn_status check_result(const struct write *w, const cairn_tensor *y) {
-    char text_x[CAIRN__SHAPE_TEXT], text_y[CAIRN__SHAPE_TEXT];
-    const cairn_dtype to = cairn__tensor_dtype(w->x);
-    REQUIRE(cairn__same_shape(y, w->x), CAIRN_EINVAL, "%s: the result is %s, which does not fit into %s", w->name,
-            cairn__shape_text(y, text_y), cairn__shape_text(w->x, text_x));
-    REQUIRE(!cairn__is_float(y->dtype) || cairn__is_float(to), CAIRN_EINVAL,
-            "%s: the result is %s, which does not fit into a tensor of %s", w->name, cairn_dtype_name(y->dtype),
-            cairn_dtype_name(to));
-    return CAIRN_OK;
-}
-
 /* y, which is dense, in x's type and over its values. */
 static cairn_status write_over(const struct write *w, cairn_tensor *y) {
+    char text_x[CAIRN__SHAPE_TEXT], text_y[CAIRN__SHAPE_TEXT];
     cairn_tensor *x = w->x;
     struct cairn_device *d = x->env->device;
-    const cairn_dtype to = cairn__tensor_dtype(w->operand);
+    const cairn_dtype own = cairn__tensor_dtype(x), to = cairn__tensor_dtype(w->operand);
+    REQUIRE(cairn__same_shape(y, x), CAIRN_EINVAL, "%s: the result is %s, which does not fit into %s", w->name,
+            cairn__shape_text(y, text_y), cairn__shape_text(x, text_x));
+    REQUIRE(!cairn__is_float(y->dtype) || cairn__is_float(own), CAIRN_EINVAL,
+            "%s: the result is %s, which does not fit into a tensor of %s", w->name, cairn_dtype_name(y->dtype),
+            cairn_dtype_name(own));
     if (y->dtype != to) y = cairn_cast(y, to);
     if (!y) return cairn__last_status();
     cairn_status st = CAIRN_OK;
@@ -125,8 +117,7 @@ out:
 static cairn_tensor *finish(struct write *w, cairn_tensor *y) {
     cairn_env *env = w->x->env;
     cairn__tape_of(env)->in_place = false;
-    cairn_status st = y ? check_result(w, y) : cairn__last_status();
-    if (st == CAIRN_OK) st = write_over(w, y);
+    const cairn_status st = y ? write_over(w, y) : cairn__last_status();
     (void)cairn_no_grad_end(env);
     return st == CAIRN_OK ? w->x : NULL;
 }

@@ -9,20 +9,6 @@
 
 enum { X, WEIGHT, BIAS }; /* inputs; the last may be missing */
 
-static cairn_status check_shapes(const cairn_tensor *x, const cairn_tensor *w, const cairn_tensor *bias) {
-    char a[CAIRN__SHAPE_TEXT], b[CAIRN__SHAPE_TEXT];
-    REQUIRE(x->ndim > 0 && w->ndim == 2, CAIRN_EINVAL,
-            "linear: %s x %s: weight must have two dimensions, and input at least one", cairn__shape_text(x, a),
-            cairn__shape_text(w, b));
-    const int64_t in = x->shape[x->ndim - 1];
-    REQUIRE(in == w->shape[1], CAIRN_EINVAL, "linear: %s x %s: inner sizes %lld and %lld differ",
-            cairn__shape_text(x, a), cairn__shape_text(w, b), (long long)in, (long long)w->shape[1]);
-    REQUIRE(!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0]), CAIRN_EINVAL,
-            "linear: bias is %s, but weight is %s; expected [%lld]", cairn__shape_text(bias, a),
-            cairn__shape_text(w, b), (long long)w->shape[0]);
-    return CAIRN_OK;
-}
-
 static cairn_status infer(const struct cairn__node *node) {
     const cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT], *bias = node->inputs[BIAS];
     static const char *const parts[] = {[WEIGHT] = "weight", [BIAS] = "bias"};
@@ -33,13 +19,20 @@ static cairn_status infer(const struct cairn__node *node) {
                 cairn_dtype_name(cairn__tensor_dtype(x)), parts[i],
                 cairn_dtype_name(cairn__tensor_dtype(node->inputs[i])));
     }
-    cairn_status st = CAIRN_OK;
-    TRY(check_shapes(x, w, bias));
+    char a[CAIRN__SHAPE_TEXT], b[CAIRN__SHAPE_TEXT];
+    REQUIRE(x->ndim > 0 && w->ndim == 2, CAIRN_EINVAL,
+            "linear: %s x %s: weight must have two dimensions, and input at least one", cairn__shape_text(x, a),
+            cairn__shape_text(w, b));
+    const int64_t in = x->shape[x->ndim - 1];
+    REQUIRE(in == w->shape[1], CAIRN_EINVAL, "linear: %s x %s: inner sizes %lld and %lld differ",
+            cairn__shape_text(x, a), cairn__shape_text(w, b), (long long)in, (long long)w->shape[1]);
+    REQUIRE(!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0]), CAIRN_EINVAL,
+            "linear: bias is %s, but weight is %s; expected [%lld]", cairn__shape_text(bias, a),
+            cairn__shape_text(w, b), (long long)w->shape[0]);
     node->result->ndim = x->ndim;
     memcpy(node->result->shape, x->shape, sizeof(x->shape));
     node->result->shape[x->ndim - 1] = w->shape[0];
-out:
-    return st;
+    return CAIRN_OK;
 }
 
 static int64_t batch_of(const cairn_tensor *x) {

@@ -28,30 +28,25 @@ static cairn_status check_x(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-static cairn_status check_options(enum cairn__op op, const struct attrs *a, int axis) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__check_option(op, "kernel", a->kernel[axis], 1));
-    TRY(cairn__check_option(op, "stride", a->stride[axis], 1));
-    TRY(cairn__check_option(op, "padding", a->padding[axis], 0));
-    TRY(cairn__check_option(op, "dilation", a->dilation[axis], 1));
-    REQUIRE(a->padding[axis] <= a->kernel[axis] / 2, CAIRN_EINVAL,
-            "%s: padding %lld is more than half of the kernel, %lld", cairn__op_name(op), (long long)a->padding[axis],
-            (long long)a->kernel[axis]);
-out:
-    return st;
-}
-
 static cairn_status size_along(const struct cairn__node *node, const struct attrs *a, int axis, int64_t *out) {
     const cairn_tensor *x = node->inputs[0];
     const int64_t in = x->shape[x->ndim - 2 + axis], stride = a->stride[axis], padding = a->padding[axis];
-    const int64_t reach = a->dilation[axis] * (a->kernel[axis] - 1) + 1, room = in + 2 * padding - reach;
     char text[CAIRN__SHAPE_TEXT];
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_option(node->op, "kernel", a->kernel[axis], 1));
+    TRY(cairn__check_option(node->op, "stride", stride, 1));
+    TRY(cairn__check_option(node->op, "padding", padding, 0));
+    TRY(cairn__check_option(node->op, "dilation", a->dilation[axis], 1));
+    REQUIRE(padding <= a->kernel[axis] / 2, CAIRN_EINVAL, "%s: padding %lld is more than half of the kernel, %lld",
+            cairn__op_name(node->op), (long long)padding, (long long)a->kernel[axis]);
+    const int64_t reach = a->dilation[axis] * (a->kernel[axis] - 1) + 1, room = in + 2 * padding - reach;
     REQUIRE(room >= 0, CAIRN_EINVAL, "%s: x %s: the window spans %lld, but the padded input has %lld in dimension %d",
             cairn__op_name(node->op), cairn__shape_text(x, text), (long long)reach, (long long)(in + 2 * padding),
             axis - 2);
     *out = (room + (a->up ? stride - 1 : 0)) / stride + 1;
     if (a->up && (*out - 1) * stride >= in + padding) --*out;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status take_size(const struct cairn__node *node, const int64_t out[2]) {
@@ -69,10 +64,7 @@ static cairn_status infer_windows(const struct cairn__node *node) {
     cairn_status st = CAIRN_OK;
     int64_t out[2];
     TRY(check_x(node));
-    for (int axis = 0; axis < 2; axis++) {
-        TRY(check_options(node->op, a, axis));
-        TRY(size_along(node, a, axis, &out[axis]));
-    }
+    for (int axis = 0; axis < 2; axis++) TRY(size_along(node, a, axis, &out[axis]));
     TRY(take_size(node, out));
 out:
     return st;

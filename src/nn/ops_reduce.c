@@ -167,10 +167,6 @@ static struct cairn__view result_view(const struct cairn__node *node) {
     return spread_view(node, node->result->data, node->result->dtype);
 }
 
-static struct cairn__view spread_dy(const struct cairn__node *node, const void *dy) {
-    return spread_view(node, dy, node->result->dtype);
-}
-
 /* Elements that belong to one result. */
 static double folded_count(const struct cairn__node *node) {
     const uint32_t folded = folded_dims(node);
@@ -243,7 +239,7 @@ static cairn_status give_gradient(struct cairn__tape *tape, const struct cairn__
     void *dx = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__tensor_grad_begin(tape, x, &dx));
-    const struct cairn__view to = cairn__tensor_grad_view(x, dx), from = spread_dy(node, dy);
+    const struct cairn__view to = cairn__tensor_grad_view(x, dx), from = spread_view(node, dy, node->result->dtype);
     TRY(gradient(tape, node, &to, &from));
     TRY(cairn__tensor_grad_end(tape, x, dx));
 out:

@@ -601,27 +601,22 @@ cairn_tensor *cairn_stack(int count, cairn_tensor *const *tensors, int dim) {
 
 /* ---- split ---- */
 
-static cairn_status check_split(const cairn_tensor *x, int64_t size, int *dim, int count) {
-    REQUIRE(*dim >= -x->ndim && *dim < x->ndim, CAIRN_EINVAL, "split: dimension %d of a tensor with %d dimensions",
-            *dim, x->ndim);
-    if (*dim < 0) *dim += x->ndim;
-    const int64_t whole = x->shape[*dim];
-    REQUIRE(size >= 1, CAIRN_EINVAL, "split: parts of size %lld; it must be positive", (long long)size);
-    const int64_t parts = whole == 0 ? 1 : whole / size + (whole % size != 0);
-    REQUIRE(count == parts, CAIRN_EINVAL, "split: size %lld in parts of %lld gives %lld parts, not %d",
-            (long long)whole, (long long)size, (long long)parts, count);
-    return CAIRN_OK;
-}
-
 cairn_status cairn_split(cairn_tensor *x, int64_t size, int dim, cairn_tensor **parts, int count) {
     if (!x && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(x && parts, CAIRN_EINVAL, "split: tensor and parts must be set");
     cairn_status st = CAIRN_OK;
     TRY(cairn__tensor_check(x, "split"));
-    TRY(check_split(x, size, &dim, count));
+    REQUIRE(dim >= -x->ndim && dim < x->ndim, CAIRN_EINVAL, "split: dimension %d of a tensor with %d dimensions", dim,
+            x->ndim);
+    if (dim < 0) dim += x->ndim;
+    const int64_t whole = x->shape[dim];
+    REQUIRE(size >= 1, CAIRN_EINVAL, "split: parts of size %lld; it must be positive", (long long)size);
+    const int64_t needed = whole == 0 ? 1 : whole / size + (whole % size != 0);
+    REQUIRE(count == needed, CAIRN_EINVAL, "split: size %lld in parts of %lld gives %lld parts, not %d",
+            (long long)whole, (long long)size, (long long)needed, count);
     for (int i = 0; i < count; i++) {
-        const int64_t start = i * size, left = x->shape[dim] - start;
-        parts[i] = cairn_slice(x, dim, start, left < size ? x->shape[dim] : start + size, 1);
+        const int64_t start = i * size, left = whole - start;
+        parts[i] = cairn_slice(x, dim, start, left < size ? whole : start + size, 1);
         if (!parts[i]) return cairn__last_status();
     }
 out:

@@ -471,26 +471,19 @@ out:
     return st;
 }
 
-/* A half type is widened on the device, so that there is one download whatever its size. */
-static cairn_status widen(const cairn_tensor *t, const void **values, cairn_dtype *dtype) {
-    struct cairn_device *d = t->env->device;
-    void *wide = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, t->n * sizeof(float), &wide));
-    cairn__pass_cast(d->passes, d, wide, CAIRN_F32, *values, *dtype, t->n);
-    *values = wide;
-    *dtype = CAIRN_F32;
-out:
-    return st;
-}
-
 static cairn_status read_in_scratch(const cairn_tensor *t, cairn_dtype to, void *values, size_t n) {
     struct cairn_device *d = t->env->device;
     cairn_dtype from = cairn__tensor_dtype(t);
     const void *x = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__tensor_dense(t, "read", &x));
-    if (cairn__is_half(from) && from != to) TRY(widen(t, &x, &from));
+    if (cairn__is_half(from) && from != to) { /* on the device, so that there is one download whatever its size */
+        void *wide = NULL;
+        TRY(cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, t->n * sizeof(float), &wide));
+        cairn__pass_cast(d->passes, d, wide, CAIRN_F32, x, from, t->n);
+        x = wide;
+        from = CAIRN_F32;
+    }
     TRY(cairn__tensor_failure(t)); /* an error that a pass reported for the value */
     TRY(download_as(d, values, to, x, from, n));
 out:
