@@ -107,17 +107,12 @@ void cairn__param_set_drop_unsynced(struct cairn_param_set *set) {
 
 /* ---- scales whose memory is used again ---- */
 
-static cairn_status accumulate_at(struct cairn_param_set *set, const struct cairn__loss_scale *scale) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < set->count; i++) TRY(cairn__grad_accumulate_at(set->params[i]->gradient, scale));
-    if (set->scale == scale) set->scale = NULL; /* the next backward sets its own */
-out:
-    return st;
-}
-
 cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cairn__loss_scale *scale) {
     cairn_status st = CAIRN_OK;
-    for (struct cairn_param_set *set = cairn__last_set(env); set; set = set->next) TRY(accumulate_at(set, scale));
+    for (struct cairn_param_set *set = cairn__last_set(env); set; set = set->next) {
+        for (size_t i = 0; i < set->count; i++) TRY(cairn__grad_accumulate_at(set->params[i]->gradient, scale));
+        if (set->scale == scale) set->scale = NULL; /* the next backward sets its own */
+    }
 out:
     return st;
 }

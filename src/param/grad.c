@@ -351,15 +351,11 @@ void cairn__grad_mark_written(struct cairn__grad *g) {
     }
 }
 
-/* The slot holds already what is to be in it. */
-static bool is_alone_unsynced(const struct cairn__grad *g) {
-    return g->slot == CAIRN__SLOT_UNSYNCED && g->unsynced == CAIRN__UNSYNCED_NONE && g->scale == g->param->set->scale;
-}
-
 cairn_status cairn__grad_write_unreached(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     void *slot = NULL;
-    if (is_alone_unsynced(g)) {
+    if (g->slot == CAIRN__SLOT_UNSYNCED && g->unsynced == CAIRN__UNSYNCED_NONE && g->scale == g->param->set->scale) {
+        /* The slot holds already what is to be in it. */
         g->slot = CAIRN__SLOT_WRITTEN;
         return CAIRN_OK;
     }
@@ -476,13 +472,6 @@ void cairn__grad_save_agreed_flags(struct cairn__grad *g) {
     g->agreed = true;
 }
 
-static void raise_agreed(struct cairn__grad *g) {
-    const size_t n = g->param->set->flags_count;
-    copy_flag(g, 0, 2 * n);
-    copy_flag(g, n, 3 * n);
-    cairn__grad_touch_flags(g);
-}
-
 /* ---- step ---- */
 
 /* Steps and clipping find an overflow by the flag of the last backward, which updates that loss's scaler. */
@@ -561,7 +550,11 @@ void cairn__grad_consume(struct cairn__grad *g) {
     if (is_accumulated(g)) g->accumulated = CAIRN__ACCUMULATED_UNCHECKED;
     g->noted = g->pending = false;
     g->clip = NULL;
-    if (g->agreed) raise_agreed(g);
+    if (!g->agreed) return;
+    const size_t n = g->param->set->flags_count;
+    copy_flag(g, 0, 2 * n);
+    copy_flag(g, n, 3 * n);
+    cairn__grad_touch_flags(g);
 }
 
 void cairn__grad_release(struct cairn__grad *g) {

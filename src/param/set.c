@@ -312,20 +312,6 @@ void cairn__param_set_drop_last(struct cairn_param_set *set) {
 
 /* ---- one set into another ---- */
 
-static cairn_status check_may_move(const struct cairn_param_set *set, const struct cairn_param_set *from,
-                                   const char *prefix) {
-    REQUIRE(set->users == 0 && from->users == 0, CAIRN_ESTATE,
-            "'%s': an optimizer, averages, amp or ddp use these parameters; build the whole model before making them",
-            prefix);
-    for (size_t i = 0; i < from->count; i++) {
-        const struct cairn__param *p = from->params[i];
-        REQUIRE(!cairn__grad_exists(p->gradient) && !cairn__grad_is_unsynced(p->gradient), CAIRN_ESTATE,
-                "'%s': parameter '%s' has a gradient; build the whole model before its first backward", prefix,
-                p->name);
-    }
-    return CAIRN_OK;
-}
-
 static cairn_status longer_name(const struct cairn_param_set *set, const char *prefix, const char *name, char **out) {
     const size_t nbytes = strlen(prefix) + strlen(name) + 1;
     cairn_status st = CAIRN_OK;
@@ -341,7 +327,15 @@ cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_pa
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *from = *child;
     char **names = NULL;
-    TRY(check_may_move(set, from, prefix));
+    REQUIRE(set->users == 0 && from->users == 0, CAIRN_ESTATE,
+            "'%s': an optimizer, averages, amp or ddp use these parameters; build the whole model before making them",
+            prefix);
+    for (size_t i = 0; i < from->count; i++) {
+        const struct cairn__param *p = from->params[i];
+        REQUIRE(!cairn__grad_exists(p->gradient) && !cairn__grad_is_unsynced(p->gradient), CAIRN_ESTATE,
+                "'%s': parameter '%s' has a gradient; build the whole model before its first backward", prefix,
+                p->name);
+    }
     TRY(cairn__calloc(from->count, sizeof(names[0]), (void **)&names));
     TRY(cairn__grow((void **)&set->params, &set->capacity, set->count + from->count, sizeof(set->params[0])));
     TRY(cairn__param_names_make_room(set, set->count + from->count));

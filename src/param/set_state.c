@@ -75,41 +75,26 @@ enum cairn__entry_owner cairn__buffer_entry_owner(const struct cairn_param_set *
 
 /* ---- weights ---- */
 
-static cairn_status list_weights(const struct cairn__param *p, struct cairn__entries *entries) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__entries_add_array(entries, cairn__param_entry_owner(p), p->master ? CAIRN_F32 : p->dtype, p->ndim,
-                                 p->shape, p->master ? (void *)p->master : p->data, "%s", p->name));
-    if (p->master && p->is_sharded) cairn__entries_cut_last(entries, p->shard.first, p->shard.n);
-out:
-    return st;
-}
-
 static cairn_status check_name_is_free(const struct cairn_param_set *set, const char *name) {
     REQUIRE(!cairn__param_set_find(set, name), CAIRN_EINVAL,
             "a parameter is called '%s', which is the name of what else is saved of its set", name);
     return CAIRN_OK;
 }
 
-/* By name, of a part: what is frozen. */
-static cairn_status list_frozen_by_name(const struct cairn_param_set *set, struct cairn__entries *entries) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < set->count; i++) {
-        const struct cairn__param *p = set->params[i];
-        TRY(cairn__entries_add_i64(entries, cairn__param_entry_owner(p), cairn__param_requires_grad(p), "%s.%s",
-                                   CAIRN__ENTRY_REQUIRES_GRAD, p->name));
-    }
-out:
-    return st;
-}
-
-/* The array that is listed stands in the set, where it stays: a state may have the set twice. */
+/* Of a part by name. The array that is listed otherwise stands in the set, where it stays: a state may have the set
+ * twice. */
 static cairn_status list_frozen(struct cairn_param_set *set, struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
     const int64_t shape[] = {(int64_t)set->count};
     TRY(check_name_is_free(set, CAIRN__ENTRY_REQUIRES_GRAD));
     TRY(cairn__grow((void **)&set->listed, &set->listed_capacity, set->count + 1, sizeof(set->listed[0])));
     for (size_t i = 0; i < set->count; i++) set->listed[i] = cairn__param_requires_grad(set->params[i]);
-    if (entries->is_part) return list_frozen_by_name(set, entries);
+    for (size_t i = 0; entries->is_part && i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        TRY(cairn__entries_add_i64(entries, cairn__param_entry_owner(p), cairn__param_requires_grad(p), "%s.%s",
+                                   CAIRN__ENTRY_REQUIRES_GRAD, p->name));
+    }
+    if (entries->is_part) return CAIRN_OK;
     TRY(cairn__entries_add_host_array(entries, cairn__params_entry_owner(set->params, set->count), CAIRN_U8, 1, shape,
                                       set->listed, CAIRN__ENTRY_REQUIRES_GRAD));
 out:
@@ -138,7 +123,12 @@ cairn_status cairn__param_set_list_state(struct cairn_param_set *set, struct cai
         !entries->is_part || !set->ranks_differ || cairn__entries_is_load(entries), CAIRN_ESTATE,
         "'%s' is a part, and its weights are each rank's own since a step under ddp_no_sync; save before such a step",
         entries->object);
-    for (size_t i = 0; i < set->count; i++) TRY(list_weights(set->params[i], entries));
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        TRY(cairn__entries_add_array(entries, cairn__param_entry_owner(p), p->master ? CAIRN_F32 : p->dtype, p->ndim,
+                                     p->shape, p->master ? (void *)p->master : p->data, "%s", p->name));
+        if (p->master && p->is_sharded) cairn__entries_cut_last(entries, p->shard.first, p->shard.n);
+    }
     TRY(list_frozen(set, entries));
     TRY(list_switch(set, entries, set->ranks_differ, CAIRN__ENTRY_RANKS_DIFFER, CAIRN__ENTRY_RANK));
     TRY(list_switch(set, entries, set->keeps_buffers, CAIRN__ENTRY_KEEPS_BUFFERS, CAIRN__ENTRY_RANK_OR_FIRST));

@@ -32,13 +32,6 @@ out:
     return st;
 }
 
-static void replace(struct cairn__param *p, int i, float *array) {
-    float **const at = array_at(p, i);
-    if (i > 0 || p->owns_master) cairn__device_free(p->set->env->device, *at);
-    if (i == 0) p->owns_master = true;
-    *at = array;
-}
-
 cairn_status cairn__param_arrays_use(struct cairn__param *p, const struct cairn__shard *shard,
                                      struct cairn__param_arrays *arrays) {
     const struct cairn__shard was = cairn__param_shard(p), is = shard ? *shard : (struct cairn__shard){0, p->n};
@@ -52,7 +45,11 @@ cairn_status cairn__param_arrays_use(struct cairn__param *p, const struct cairn_
                                    cairn__param_array(p, i) + (begin - was.first), (end - begin) * sizeof(float)));
     }
     for (int i = 0; i < CAIRN__PARAM_ARRAYS; i++) {
-        if (arrays->at[i]) replace(p, i, arrays->at[i]);
+        if (!arrays->at[i]) continue;
+        float **const at = array_at(p, i);
+        if (i > 0 || p->owns_master) cairn__device_free(p->set->env->device, *at);
+        if (i == 0) p->owns_master = true;
+        *at = arrays->at[i];
     }
     *arrays = (struct cairn__param_arrays){{NULL}};
     cairn__params_forget(&p, 1); /* what is left of them is of another shard */

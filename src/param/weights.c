@@ -55,14 +55,6 @@ out:
     return st;
 }
 
-static void turn_set_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, void **weights) {
-    for (size_t i = 0; i < set->count; i++) {
-        if (weights[i]) turn_half(set->params[i], half, weights[i], keep_master);
-        weights[i] = NULL;
-    }
-    if (set->env->begin_step) set->env->begin_step(set->env); /* results show or wait for weights that are gone */
-}
-
 static void free_halves(const struct cairn_param_set *set, void **weights) {
     for (size_t i = 0; weights && i < set->count; i++) cairn__device_free(set->env->device, weights[i]);
     cairn__free(weights);
@@ -78,7 +70,14 @@ cairn_status cairn__param_sets_to_half(struct cairn_param_set *const *sets, size
         TRY(cairn__calloc(sets[s]->count, sizeof(weights[s][0]), (void **)&weights[s]));
         TRY(make_halves(sets[s], half, keep_norms, weights[s]));
     }
-    for (size_t s = 0; s < count; s++) turn_set_half(sets[s], half, keep_master, weights[s]);
+    for (size_t s = 0; s < count; s++) {
+        struct cairn_param_set *set = sets[s];
+        for (size_t i = 0; i < set->count; i++) {
+            if (weights[s][i]) turn_half(set->params[i], half, weights[s][i], keep_master);
+            weights[s][i] = NULL;
+        }
+        if (set->env->begin_step) set->env->begin_step(set->env); /* results show or wait for weights that are gone */
+    }
 out:
     for (size_t s = 0; weights && s < count; s++) free_halves(sets[s], weights[s]);
     cairn__free(weights);
@@ -190,11 +189,6 @@ void cairn__param_round_from_master(struct cairn__param *p) {
 /* Versions of what is shared are no versions of what p had before. */
 static const uint64_t SHARED = UINT64_C(1) << 63;
 
-/* A replay writes weights without a new version of theirs. */
-static uint64_t version_of_shared(const struct cairn__param *other) {
-    return SHARED | (other->version + other->set->env->replays);
-}
-
 void cairn__param_share(struct cairn__param *p, const struct cairn__param *other, bool in_place) {
     drop_master(p);
     if (!in_place) return;
@@ -204,7 +198,8 @@ void cairn__param_share(struct cairn__param *p, const struct cairn__param *other
 }
 
 cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__param *other) {
-    const uint64_t version = version_of_shared(other);
+    /* A replay writes weights without a new version of theirs. */
+    const uint64_t version = SHARED | (other->version + other->set->env->replays);
     cairn_status st = CAIRN_OK;
     if (p->owns_data && p->version != version)
         TRY(cairn__device_copy(device_of(p), p->data, other->data, p->n * cairn_dtype_nbytes(p->dtype)));
