@@ -222,18 +222,6 @@ static void forward_row(const struct work *w, const struct lane *lane, int64_t b
     if (w->p->dropout > 0) drop(w, row, row, b, h, t, s, n);
 }
 
-static void finish_row(const struct work *w, const struct lane *lane, int64_t b, int64_t h, int64_t t, int64_t i,
-                       char *y) {
-    const double total = lane->total[i], highest = get(w, lane->highest, i);
-    char *lse = (char *)w->p->lse;
-    if (highest == -INFINITY) {
-        memset(y, 0, (size_t)w->e * w->r_nbytes);
-    } else {
-        map1(w, CAIRN__MAP_AFFINE, y, (size_t)w->e, 1 / total, 0);
-    }
-    if (lse) put(w, lse, (b * w->heads + h) * w->t + t, highest == -INFINITY ? highest : highest + log(total));
-}
-
 static void forward_rows(const struct work *w, struct lane *lane, int64_t b, int64_t h, int64_t t0) {
     const struct cairn__attention *p = w->p;
     const int64_t rows = least(ROWS, w->t - t0);
@@ -248,7 +236,17 @@ static void forward_rows(const struct work *w, struct lane *lane, int64_t b, int
             forward_row(w, lane, b, h, t0 + i, s0, cols, i, y.data + (size_t)(i * y.row) * w->r_nbytes);
         multiply(w, lane, rows, w->e, cols, as_operand(w, lane->scores, lane->low_scores, rows, cols), v, y, s0 > 0);
     }
-    for (int64_t i = 0; i < rows; i++) finish_row(w, lane, b, h, t0 + i, i, y.data + (size_t)(i * y.row) * w->r_nbytes);
+    char *lse = (char *)p->lse;
+    for (int64_t i = 0; i < rows; i++) {
+        const double total = lane->total[i], highest = get(w, lane->highest, i);
+        char *row = y.data + (size_t)(i * y.row) * w->r_nbytes;
+        if (highest == -INFINITY) {
+            memset(row, 0, (size_t)w->e * w->r_nbytes);
+        } else {
+            map1(w, CAIRN__MAP_AFFINE, row, (size_t)w->e, 1 / total, 0);
+        }
+        if (lse) put(w, lse, (b * w->heads + h) * w->t + t0 + i, highest == -INFINITY ? highest : highest + log(total));
+    }
     round_sum(w, &p->y, b, h, t0, &y, rows);
 }
 

@@ -141,12 +141,6 @@ static void close_rows(const struct norming *o, double *sums, void *part, size_t
     }
 }
 
-/* Sums begin in the cache of the thread that adds to them. */
-static void zero_sums(const struct norming *o, size_t piece) {
-    memset(piece_of(o, piece, false), 0, 2 * o->channels * sizeof(double));
-    memset(partial_of(o, piece, false), 0, 2 * o->channels * cairn_dtype_nbytes(o->r));
-}
-
 /* Rows first..end-1 of a piece, whose sums go to its parts. */
 static struct cairn__norm_rows rows_of(const struct norming *o, size_t piece, size_t first, size_t end) {
     const size_t n = o->channels, at = first * n;
@@ -167,7 +161,10 @@ static struct cairn__norm_rows rows_of(const struct norming *o, size_t piece, si
 static void rows_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const size_t piece = first / o->rows_a_piece;
-    if (o->pieces) zero_sums(o, piece);
+    if (o->pieces) { /* in the cache of the thread that adds to them */
+        memset(piece_of(o, piece, false), 0, 2 * o->channels * sizeof(double));
+        memset(partial_of(o, piece, false), 0, 2 * o->channels * cairn_dtype_nbytes(o->r));
+    }
     for (size_t next; first < end; first = next) {
         next = end - first < CAIRN__SUM_ROWS ? end : first + CAIRN__SUM_ROWS;
         const struct cairn__norm_rows rows = rows_of(o, piece, first, next);
@@ -517,18 +514,14 @@ void cairn__cpu_norm(struct cairn_device *d, const struct cairn__norm *norm) {
     }
 }
 
-static void zero_affine(const struct cairn__norm *norm) {
-    const size_t nbytes = (size_t)norm->channels * cairn_dtype_nbytes(norm->affine_dtype);
-    if (norm->dweight) memset(norm->dweight, 0, nbytes);
-    if (norm->dbias) memset(norm->dbias, 0, nbytes);
-}
-
 void cairn__cpu_norm_backward(struct cairn_device *d, const struct cairn__norm *norm) {
     struct norming o;
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     tell_count(norm);
     if (is_empty(norm)) {
-        zero_affine(norm);
+        const size_t nbytes = (size_t)norm->channels * cairn_dtype_nbytes(norm->affine_dtype);
+        if (norm->dweight) memset(norm->dweight, 0, nbytes);
+        if (norm->dbias) memset(norm->dbias, 0, nbytes);
         return;
     }
     if (!cairn__cpu_is_ok(cpu, begin(d, norm, &o))) return;

@@ -18,13 +18,6 @@ cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call) {
                        call, (int)status);
 }
 
-static bool has_room(size_t nbytes) {
-    void *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) return false;
-    (void)munmap(at, nbytes);
-    return true;
-}
-
 cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_first_gemm) {
     static atomic_bool was_called;            /* in this process */
     static _Thread_local int max_threads = 1; /* that oneDNN has had: OpenMP has a team for each thread that calls it */
@@ -32,10 +25,12 @@ cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_fir
     const size_t first = !atomic_load(&was_called) || is_first_gemm ? FIRST_NBYTES : 0;
     const size_t stacks = threads > max_threads ? (size_t)(threads - max_threads) * STACK_NBYTES : 0;
     const size_t nbytes = NEXT_NBYTES + first + stacks;
-    REQUIRE(has_room(nbytes), CAIRN_ENOMEM,
+    void *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(at != MAP_FAILED, CAIRN_ENOMEM,
             "oneDNN needs %zu MiB for its machine code and threads, and this process gets no more memory; raise "
             "ulimit -v, or the job's limit",
             nbytes >> 20);
+    (void)munmap(at, nbytes);
     atomic_store(&was_called, true);
     if (threads > max_threads) max_threads = threads;
     return CAIRN_OK;

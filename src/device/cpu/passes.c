@@ -147,14 +147,6 @@ struct rounding {
     float wide[BLOCK];
 };
 
-static struct rounding *begin_rounding(struct rounding *r, const struct cairn_device *d,
-                                       const struct cairn__optim_state *state, const struct cairn__optim_item *t) {
-    r->k = kernels(d);
-    r->seed = state->rounding_seed;
-    r->stream = cairn__rounding_stream(t->parameter, cairn__update_number(state, t->missed));
-    return r;
-}
-
 static const void *grad_at(const struct cairn__optim_item *t, cairn_dtype grad, size_t i) {
     return (const char *)t->grad + i * cairn_dtype_nbytes(grad);
 }
@@ -223,16 +215,6 @@ static void update_pieces(void *ctx, size_t begin, size_t end) {
     }
 }
 
-static void update_flat(struct cairn_device *d, const struct cairn__optim_item *t, cairn_dtype grad,
-                        enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
-                        const struct cairn__rates *rates, const struct cairn__optim_state *state) {
-    struct flat_job job = {.k = kernels(d), .t = t, .rule = rule, .grad = grad, .mode = mode};
-    job.scalars = cairn__flat_scalars_of(rates, state, t->missed, t->factor);
-    job.seed = state->rounding_seed;
-    job.stream = cairn__rounding_stream(t->parameter, job.scalars.update);
-    cairn__parallel_for(t->n, FLAT_GRAIN, update_pieces, &job);
-}
-
 /* As kernels that read weights alone, and norms, know them. */
 static enum cairn__weight_mode read_mode(enum cairn__weight_mode mode) {
     if (mode == CAIRN__W_BF16_STOCHASTIC) return CAIRN__W_BF16;
@@ -298,7 +280,14 @@ static void update(struct cairn_device *d, const struct cairn__optim_item *items
                    const struct cairn__optim_state *state) {
     if (state->skip) return;
     if (rule->kind == CAIRN__OPTIM_CUSTOM) {
-        for (size_t i = 0; i < count; i++) update_flat(d, &items[i], grad, mode, rule, rates, state);
+        for (size_t i = 0; i < count; i++) {
+            const struct cairn__optim_item *t = &items[i];
+            struct flat_job job = {.k = kernels(d), .t = t, .rule = rule, .grad = grad, .mode = mode};
+            job.scalars = cairn__flat_scalars_of(rates, state, t->missed, t->factor);
+            job.seed = state->rounding_seed;
+            job.stream = cairn__rounding_stream(t->parameter, job.scalars.update);
+            cairn__parallel_for(t->n, FLAT_GRAIN, update_pieces, &job);
+        }
         return;
     }
     const cairn__update_fn *const by_mode = kernels(d)->update[cairn__update_kernel(rule)][grad];
@@ -311,7 +300,10 @@ static void update(struct cairn_device *d, const struct cairn__optim_item *items
         const union cairn__update h = cairn__update_of(rule, rates, number, factor, t->squares, t->state[1]);
         if (mode == CAIRN__W_BF16_STOCHASTIC) {
             struct rounding r;
-            update_rounding(begin_rounding(&r, d, state, t), t, grad, by_mode[CAIRN__W_F32], &h);
+            r.k = kernels(d);
+            r.seed = state->rounding_seed;
+            r.stream = cairn__rounding_stream(t->parameter, number);
+            update_rounding(&r, t, grad, by_mode[CAIRN__W_F32], &h);
         } else {
             by_mode[mode](t->weights, t->half, t->state, t->grad, t->n, &h);
         }

@@ -284,11 +284,6 @@ static void long_average_row(const struct job *j, size_t plane, int64_t p) {
     }
 }
 
-/* Where taps along the row would be short, or of a stride that pool_rows.h does not know. */
-static bool is_by_window(const struct cairn__pool *v) {
-    return v->kernel[1] >= v->q || v->stride[1] > 2;
-}
-
 static void add_piece_back(const struct job *j, const struct piece *piece) {
     j->rows->add_back(dx_plane(j, piece->plane) + (size_t)piece->in * j->nbytes,
                       j->parts + (piece->row + (size_t)piece->out) * j->nbytes, piece->end - piece->out,
@@ -592,7 +587,8 @@ static cairn_status forward(struct cairn_device *d, const struct cairn__pool *v)
     TRY(prepare(d, &j, false));
     j.row = rows[j.pool.kind];
     if (j.pool.kind == CAIRN__POOL_AVERAGE && j.pool.kernel[0] * j.pool.kernel[1] > FEW) {
-        if (is_by_window(&j.pool)) {
+        /* By windows where taps along the row would be short, or of a stride that pool_rows.h does not know. */
+        if (j.pool.kernel[1] >= j.pool.q || j.pool.stride[1] > 2) {
             j.row = wide_average_row;
         } else if (v->dtype != CAIRN_F64) {
             j.row = long_average_row;

@@ -128,33 +128,18 @@ static void *writable(const struct cairn__matrix *c) {
     return (void *)(uintptr_t)c->at.data;
 }
 
-/* Sums of many products: these are added up in part, CAIRN__SUM_ROWS at a time. */
-struct sums {
-    double *total; /* [m * n], as part */
-    float *part;
-};
-
-/* The product of one term stands in part. */
-static void add_term(const struct cairn__cpu *cpu, const struct plan *p, const struct sums *s, int64_t term,
-                     const struct cairn__matrix *c) {
-    const size_t n = (size_t)(p->m * p->n);
-    const bool is_last = term == p->terms - 1;
-    if (term == 0) memset(s->total, 0, n * sizeof(*s->total));
-    if (is_last || term % CAIRN__SUM_ROWS == CAIRN__SUM_ROWS - 1) cpu->kernels->drain(s->total, s->part, n);
-    if (!is_last) return;
-    for (size_t i = 0; i < n; i++) s->part[i] = (float)s->total[i];
-    cairn__unpack(cpu, writable(c), c->dtype, c->at.row, s->part, p->m, p->n);
-}
-
+/* Of a sum of many products, which are added up in part, CAIRN__SUM_ROWS at a time. */
 static cairn_status one_term(struct cairn__cpu *cpu, const struct plan *p, struct operands *o, int64_t i) {
     const size_t n = (size_t)(p->m * p->n), floats = sizeof(double) / sizeof(float);
+    const int64_t term = i % p->terms;
     cairn_status st = CAIRN_OK;
     struct cairn__matrix x[OPERANDS];
     float *room = NULL;
     matrices_at(p, i, x);
     take(cpu, x, o);
     TRY(cairn__scratch_room(&cpu->c, (floats + 1) * n, &room));
-    const struct sums s = {(double *)(void *)room, room + floats * n};
+    double *total = (double *)(void *)room;
+    float *part = room + floats * n;
     const struct cairn__product product = {.m = p->m,
                                            .n = p->n,
                                            .k = p->k,
@@ -162,11 +147,16 @@ static cairn_status one_term(struct cairn__cpu *cpu, const struct plan *p, struc
                                            .b = o->at[B],
                                            .in_type = o->type,
                                            .out_type = CAIRN_F32,
-                                           .add = i % p->terms % CAIRN__SUM_ROWS != 0,
-                                           .c = s.part,
+                                           .add = term % CAIRN__SUM_ROWS != 0,
+                                           .c = part,
                                            .c_row = p->n};
     TRY(cairn__engine_product(cpu->engine, &product));
-    add_term(cpu, p, &s, i % p->terms, &x[C]);
+    const bool is_last = term == p->terms - 1;
+    if (term == 0) memset(total, 0, n * sizeof(*total));
+    if (is_last || term % CAIRN__SUM_ROWS == CAIRN__SUM_ROWS - 1) cpu->kernels->drain(total, part, n);
+    if (!is_last) return CAIRN_OK;
+    for (size_t k = 0; k < n; k++) part[k] = (float)total[k];
+    cairn__unpack(cpu, writable(&x[C]), x[C].dtype, x[C].at.row, part, p->m, p->n);
 out:
     return st;
 }
@@ -212,14 +202,6 @@ out:
 
 /* ---- f64: plain loops, k in order ---- */
 
-static void by_loops(const struct plan *p) {
-    for (int64_t i = 0; i < p->products; i++) {
-        struct cairn__matrix x[OPERANDS];
-        matrices_at(p, i, x);
-        cairn__product_f64(p->m, p->n, p->k, x[A].at, x[B].at, writable(&x[C]), x[C].at.row, i % p->terms != 0);
-    }
-}
-
 /* ---- the pass ---- */
 
 /* A sum of nothing: every element of C, whose batch may be empty where it is summed. */
@@ -254,9 +236,13 @@ void cairn__cpu_product(struct cairn_device *d, const struct cairn__view *c, con
         return;
     }
     const struct plan p = make_plan(c, a, b);
-    if (c->dtype == CAIRN_F64) {
-        by_loops(&p);
-    } else {
+    if (c->dtype != CAIRN_F64) {
         (void)cairn__cpu_is_ok(cpu, by_engine(cpu, &p));
+        return;
+    }
+    for (int64_t i = 0; i < p.products; i++) {
+        struct cairn__matrix x[OPERANDS];
+        matrices_at(&p, i, x);
+        cairn__product_f64(p.m, p.n, p.k, x[A].at, x[B].at, writable(&x[C]), x[C].at.row, i % p.terms != 0);
     }
 }

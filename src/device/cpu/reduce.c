@@ -503,29 +503,25 @@ struct cumulate_job {
     bool product, reverse;
 };
 
-static void cumulate_line(const struct cumulate_job *job, const struct columns *c, const struct cairn__seq *to,
-                          double *sum, struct column_rooms *rooms) {
-    const size_t rows = job->base.folded.n;
-    for (size_t i = 0; i < c->n; i++) sum[i] = job->product;
-    for (size_t step = 0; step < rows; step++) {
-        const size_t row = job->reverse ? rows - 1 - step : step;
-        const size_t at = row * job->base.columns + c->first;
-        const double *x = cairn__seq_load(job->base.cpu, CAIRN_F64, &c->x, at, c->n, &rooms->x);
-        for (size_t i = 0; i < c->n; i++) sum[i] = job->product ? sum[i] * x[i] : sum[i] + x[i];
-        cairn__seq_store(job->base.cpu, CAIRN_F64, to, at, sum, c->n, &rooms->y);
-    }
-}
-
 static void cumulate_columns(void *ctx, size_t begin, size_t end) {
     const struct cumulate_job *job = ctx;
+    const size_t rows = job->base.folded.n;
     struct column_rooms rooms;
+    double *sum = rooms.total.room;
     rooms.x.filled = NULL;
     for (size_t item = begin; item < end; item++) {
         size_t result;
         const struct columns c = columns_of(&job->base, item, &result);
         struct cairn__seq to = job->to;
         to.data = cairn__seq_at(&job->to_outer, item / blocks_of(&job->base));
-        cumulate_line(job, &c, &to, rooms.total.room, &rooms);
+        for (size_t i = 0; i < c.n; i++) sum[i] = job->product;
+        for (size_t step = 0; step < rows; step++) {
+            const size_t row = job->reverse ? rows - 1 - step : step;
+            const size_t at = row * job->base.columns + c.first;
+            const double *x = cairn__seq_load(job->base.cpu, CAIRN_F64, &c.x, at, c.n, &rooms.x);
+            for (size_t i = 0; i < c.n; i++) sum[i] = job->product ? sum[i] * x[i] : sum[i] + x[i];
+            cairn__seq_store(job->base.cpu, CAIRN_F64, &to, at, sum, c.n, &rooms.y);
+        }
     }
 }
 

@@ -70,12 +70,6 @@ struct softmax {
     bool log;
 };
 
-/* x - greatest - ln(sum): the greatest goes first, which is exact near it. */
-static void log_probabilities(const struct softmax *o, void *y, const void *x, size_t n, double greatest, double sum) {
-    cairn__map1(o->cpu->kernels, CAIRN__MAP_AFFINE, o->r, y, x, n, 1, -greatest);
-    cairn__map1(o->cpu->kernels, CAIRN__MAP_AFFINE, o->r, y, y, n, 1, -log(sum));
-}
-
 /* dst, as it is stored, from exponents: each over their sum. */
 static void probabilities(const struct softmax *o, void *dst, const void *exponents, size_t n, double sum) {
     const struct cairn__kernels *k = o->cpu->kernels;
@@ -92,7 +86,9 @@ static void finish(const struct softmax *o, void *dst, const void *x, size_t n, 
     struct cairn__block made;
     if (o->log) {
         void *y = cairn__block_for(o->r, o->t, dst, &made);
-        log_probabilities(o, y, x, n, greatest, sum);
+        /* x - greatest - ln(sum): the greatest goes first, which is exact near it. */
+        cairn__map1(o->cpu->kernels, CAIRN__MAP_AFFINE, o->r, y, x, n, 1, -greatest);
+        cairn__map1(o->cpu->kernels, CAIRN__MAP_AFFINE, o->r, y, y, n, 1, -log(sum));
         cairn__block_store(o->cpu, o->r, o->t, dst, y, n);
     } else {
         cairn__map1(o->cpu->kernels, CAIRN__MAP_SUB_EXP, o->r, made.room, x, n, greatest, 0);
@@ -134,21 +130,19 @@ static void short_rows(void *ctx, size_t begin, size_t end) {
     }
 }
 
-static void long_row(const struct softmax *o, void *y, const void *x) {
-    struct cairn__block wide;
-    double greatest, sum;
-    cairn__row_exponents(o->cpu, o->t, x, o->n, &greatest, &sum);
-    for (size_t i = 0; i < o->n; i += CAIRN__BLOCK) {
-        const size_t count = block_at(i, o->n);
-        const void *v = cairn__block_load(o->cpu, o->r, o->t, cairn__element(o->t, x, i), count, &wide);
-        finish(o, cairn__element_of(o->t, y, i), v, count, greatest, sum);
-    }
-}
-
 static void long_rows(void *ctx, size_t begin, size_t end) {
     const struct softmax *o = ctx;
-    for (size_t row = begin; row < end; row++)
-        long_row(o, cairn__element_of(o->t, o->y, row * o->n), cairn__element(o->t, o->x, row * o->n));
+    struct cairn__block wide;
+    for (size_t row = begin; row < end; row++) {
+        const void *x = cairn__element(o->t, o->x, row * o->n);
+        double greatest, sum;
+        cairn__row_exponents(o->cpu, o->t, x, o->n, &greatest, &sum);
+        for (size_t i = 0; i < o->n; i += CAIRN__BLOCK) {
+            const size_t at = row * o->n + i, count = block_at(i, o->n);
+            const void *v = cairn__block_load(o->cpu, o->r, o->t, cairn__element(o->t, x, i), count, &wide);
+            finish(o, cairn__element_of(o->t, o->y, at), v, count, greatest, sum);
+        }
+    }
 }
 
 void cairn__cpu_softmax(struct cairn_device *d, cairn_dtype t, void *y, const void *x, size_t rows, size_t n,
