@@ -41,17 +41,6 @@ static cairn_status run(struct cairn_graph *g) {
     return st;
 }
 
-/* A launch would go on without what has failed. */
-static cairn_status check_recorded(const struct cairn_graph *g) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < g->recorded.count; i++) {
-        struct cairn__recorded *recorded = g->recorded.all[i];
-        TRY(recorded->check(recorded));
-    }
-out:
-    return st;
-}
-
 static void forget_recorded(struct cairn_graph *g) {
     for (size_t i = 0; i < g->recorded.count; i++) g->recorded.all[i]->graphs--;
     cairn__free(g->recorded.all);
@@ -144,7 +133,10 @@ cairn_status cairn_graph_replay(cairn_graph *g) {
     REQUIRE(!g->running && !g->env->device->capturing, CAIRN_ESTATE,
             "cairn_graph_replay was called by the step of a graph; a step may not replay one");
     cairn_status st = CAIRN_OK;
-    TRY(check_recorded(g));
+    for (size_t i = 0; i < g->recorded.count; i++) { /* a launch would go on without what has failed */
+        struct cairn__recorded *recorded = g->recorded.all[i];
+        TRY(recorded->check(recorded));
+    }
     TRY(cairn__env_resolve(g->env)); /* a launch overwrites gradients, checked or not */
     g->env->begin_step(g->env);      /* for what runs beside the graph, too */
     if (g->mode == WARMING && g->runs == CAIRN_GRAPH_WARMUP) TRY(record(g));
