@@ -18,23 +18,6 @@ struct attrs {
 
 /* ---- shapes and types ---- */
 
-static cairn_status check_shapes(const cairn_tensor *q, const cairn_tensor *k, const cairn_tensor *v) {
-    static const char name[] = "scaled_dot_product_attention";
-    char x[CAIRN__SHAPE_TEXT], y[CAIRN__SHAPE_TEXT], z[CAIRN__SHAPE_TEXT];
-    cairn__shape_text(q, x), cairn__shape_text(k, y), cairn__shape_text(v, z);
-    REQUIRE(q->ndim == 4 && k->ndim == 4 && v->ndim == 4, CAIRN_EINVAL,
-            "%s: q %s, k %s, v %s; expected [B, H, T, D], [B, H, S, D], [B, H, S, E]", name, x, y, z);
-    for (int d = 0; d < 2; d++) {
-        REQUIRE(q->shape[d] == k->shape[d] && q->shape[d] == v->shape[d], CAIRN_EINVAL,
-                "%s: q %s, k %s, v %s: sizes in dimension %d differ", name, x, y, z, d);
-    }
-    REQUIRE(q->shape[3] == k->shape[3], CAIRN_EINVAL, "%s: q %s x k %s: inner sizes %lld and %lld differ", name, x, y,
-            (long long)q->shape[3], (long long)k->shape[3]);
-    REQUIRE(k->shape[2] == v->shape[2], CAIRN_EINVAL, "%s: k %s, v %s: %lld keys but %lld values", name, y, z,
-            (long long)k->shape[2], (long long)v->shape[2]);
-    return CAIRN_OK;
-}
-
 static cairn_status check_mask(const cairn_tensor *mask, const int64_t scores[4], cairn_dtype of_q) {
     if (!mask) return CAIRN_OK;
     const cairn_dtype type = cairn__tensor_dtype(mask);
@@ -55,14 +38,26 @@ static cairn_status check_mask(const cairn_tensor *mask, const int64_t scores[4]
 }
 
 static cairn_status infer(const struct cairn__node *node) {
+    static const char name[] = "scaled_dot_product_attention";
     const cairn_tensor *q = node->inputs[Q], *k = node->inputs[K], *v = node->inputs[V];
+    char x[CAIRN__SHAPE_TEXT], y[CAIRN__SHAPE_TEXT], z[CAIRN__SHAPE_TEXT];
     cairn_status st = CAIRN_OK;
     for (int i = Q; i <= V; i++) {
         const cairn_dtype type = cairn__tensor_dtype(node->inputs[i]);
         REQUIRE(cairn__is_float(type) && type == node->result->dtype, CAIRN_EINVAL,
-                "scaled_dot_product_attention: %c is %s; it must be a float type", "qkv"[i], cairn_dtype_name(type));
+                "%s: %c is %s; it must be a float type", name, "qkv"[i], cairn_dtype_name(type));
     }
-    TRY(check_shapes(q, k, v));
+    cairn__shape_text(q, x), cairn__shape_text(k, y), cairn__shape_text(v, z);
+    REQUIRE(q->ndim == 4 && k->ndim == 4 && v->ndim == 4, CAIRN_EINVAL,
+            "%s: q %s, k %s, v %s; expected [B, H, T, D], [B, H, S, D], [B, H, S, E]", name, x, y, z);
+    for (int d = 0; d < 2; d++) {
+        REQUIRE(q->shape[d] == k->shape[d] && q->shape[d] == v->shape[d], CAIRN_EINVAL,
+                "%s: q %s, k %s, v %s: sizes in dimension %d differ", name, x, y, z, d);
+    }
+    REQUIRE(q->shape[3] == k->shape[3], CAIRN_EINVAL, "%s: q %s x k %s: inner sizes %lld and %lld differ", name, x, y,
+            (long long)q->shape[3], (long long)k->shape[3]);
+    REQUIRE(k->shape[2] == v->shape[2], CAIRN_EINVAL, "%s: k %s, v %s: %lld keys but %lld values", name, y, z,
+            (long long)k->shape[2], (long long)v->shape[2]);
     TRY(check_mask(node->inputs[MASK], (const int64_t[]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]},
                    cairn__tensor_dtype(q)));
     node->result->ndim = 4;

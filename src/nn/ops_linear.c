@@ -47,9 +47,12 @@ static struct cairn__view matrix(const void *data, int64_t rows, int64_t cols) {
     return cairn__view_dense((void *)(uintptr_t)data, CAIRN_F64, 2, (const int64_t[]){rows, cols});
 }
 
-/* p, without relu, in f64. */
-static void multiply_f64(struct cairn__tape *tape, const struct cairn__matmul *p) {
+/* f64 without relu. */
+static cairn_status multiply(struct cairn__tape *tape, const struct cairn__matmul *p) {
     const struct cairn__math *math = cairn__math_of(tape);
+    if (p->in_type != CAIRN_F64) return cairn__device_matmul(tape->env->device, p);
+    REQUIRE(math, CAIRN_ENOTSUP, "linear: '%s' does not compute f64; use device \"cpu\"",
+            cairn_device_name(tape->env->device));
     const struct cairn__view c = matrix(p->c, p->m, p->n);
     const struct cairn__view a = {
         (void *)(uintptr_t)p->a, CAIRN_F64, 2, {p->m, p->k}, {p->trans_a ? 1 : p->k, p->trans_a ? p->m : 1}};
@@ -66,13 +69,6 @@ static void multiply_f64(struct cairn__tape *tape, const struct cairn__matmul *p
         sums.stride[0] = 1, sums.stride[1] = 0;
         math->fold(tape->env->device, CAIRN__FOLD_SUM, &sums, &a, 1, false);
     }
-}
-
-static cairn_status multiply(struct cairn__tape *tape, const struct cairn__matmul *p) {
-    if (p->in_type != CAIRN_F64) return cairn__device_matmul(tape->env->device, p);
-    REQUIRE(cairn__math_of(tape), CAIRN_ENOTSUP, "linear: '%s' does not compute f64; use device \"cpu\"",
-            cairn_device_name(tape->env->device));
-    multiply_f64(tape, p);
     return CAIRN_OK;
 }
 
