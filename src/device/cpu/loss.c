@@ -294,31 +294,27 @@ static void add_at(cairn_dtype r, void *values, size_t i, double more) {
     put(r, values, i, get(r, values, i) + more);
 }
 
-static void row_backward(const struct loss_job *o, size_t row, int64_t target) {
-    const struct slopes s = slopes_of(o, row, target);
-    const double greatest = greatest_of(o, row);
-    struct cairn__block wide, e, made;
-    for (size_t i = 0; i < o->classes; i += CAIRN__BLOCK) {
-        const size_t n = o->classes - i < CAIRN__BLOCK ? o->classes - i : CAIRN__BLOCK, at = row * o->classes + i;
-        const void *v = cairn__block_load(o->cpu, o->r, o->t, cairn__element(o->t, o->loss.x, at), n, &wide);
-        void *dst = cairn__element_of(o->t, o->loss.dx, at), *dx = cairn__block_for(o->r, o->t, dst, &made);
-        cairn__map1(o->k, CAIRN__MAP_SUB_EXP, o->r, e.room, v, n, greatest, 0);
-        cairn__map1(o->k, CAIRN__MAP_AFFINE, o->r, dx, e.room, n, s.p, o->weight ? 0 : s.w);
-        if (o->weight && s.w != 0)
-            cairn__map2(o->k, CAIRN__MAP_ADD, o->r, dx, dx, cairn__element(o->r, o->weight, i), n, s.w);
-        if ((size_t)target - i < n) add_at(o->r, dx, (size_t)target - i, s.target);
-        cairn__block_store(o->cpu, o->r, o->t, dst, dx, n);
-    }
-}
-
 static void rows_backward(void *ctx, size_t first, size_t end) {
     const struct loss_job *o = ctx;
+    struct cairn__block wide, e, made;
     for (size_t row = first; row < end; row++) {
         const int64_t target = class_of(o, row);
-        if (target >= 0) {
-            row_backward(o, row, target);
-        } else {
+        if (target < 0) {
             memset(cairn__element_of(o->t, o->loss.dx, row * o->classes), 0, o->classes * cairn_dtype_nbytes(o->t));
+            continue;
+        }
+        const struct slopes s = slopes_of(o, row, target);
+        const double greatest = greatest_of(o, row);
+        for (size_t i = 0; i < o->classes; i += CAIRN__BLOCK) {
+            const size_t n = o->classes - i < CAIRN__BLOCK ? o->classes - i : CAIRN__BLOCK, at = row * o->classes + i;
+            const void *v = cairn__block_load(o->cpu, o->r, o->t, cairn__element(o->t, o->loss.x, at), n, &wide);
+            void *dst = cairn__element_of(o->t, o->loss.dx, at), *dx = cairn__block_for(o->r, o->t, dst, &made);
+            cairn__map1(o->k, CAIRN__MAP_SUB_EXP, o->r, e.room, v, n, greatest, 0);
+            cairn__map1(o->k, CAIRN__MAP_AFFINE, o->r, dx, e.room, n, s.p, o->weight ? 0 : s.w);
+            if (o->weight && s.w != 0)
+                cairn__map2(o->k, CAIRN__MAP_ADD, o->r, dx, dx, cairn__element(o->r, o->weight, i), n, s.w);
+            if ((size_t)target - i < n) add_at(o->r, dx, (size_t)target - i, s.target);
+            cairn__block_store(o->cpu, o->r, o->t, dst, dx, n);
         }
     }
 }

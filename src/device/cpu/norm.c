@@ -141,23 +141,6 @@ static void close_rows(const struct norming *o, double *sums, void *part, size_t
     }
 }
 
-/* Rows first..end-1 of a piece, whose sums go to its parts. */
-static struct cairn__norm_rows rows_of(const struct norming *o, size_t piece, size_t first, size_t end) {
-    const size_t n = o->channels, at = first * n;
-    return (struct cairn__norm_rows){
-        .dy = cairn__element(o->t, o->norm.dy, at),
-        .x = cairn__element(o->t, o->norm.x, at),
-        .weight = o->weight,
-        .dx = o->norm.dx ? cairn__element_of(o->t, o->norm.dx, at) : NULL,
-        .dweight = o->norm.dweight ? partial_of(o, piece, false) : NULL,
-        .dbias = o->norm.dbias ? partial_of(o, piece, true) : NULL,
-        .rows = end - first,
-        .n = n,
-        .mean = o->norm.kind == CAIRN__NORM_RMS ? NULL : cairn__element(o->r, o->norm.mean, first),
-        .rstd = cairn__element(o->r, o->norm.rstd, first),
-    };
-}
-
 static void rows_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const size_t piece = first / o->rows_a_piece;
@@ -167,7 +150,19 @@ static void rows_backward(void *ctx, size_t first, size_t end) {
     }
     for (size_t next; first < end; first = next) {
         next = end - first < CAIRN__SUM_ROWS ? end : first + CAIRN__SUM_ROWS;
-        const struct cairn__norm_rows rows = rows_of(o, piece, first, next);
+        const size_t at = first * o->channels;
+        const struct cairn__norm_rows rows = {
+            .dy = cairn__element(o->t, o->norm.dy, at),
+            .x = cairn__element(o->t, o->norm.x, at),
+            .weight = o->weight,
+            .dx = o->norm.dx ? cairn__element_of(o->t, o->norm.dx, at) : NULL,
+            .dweight = o->norm.dweight ? partial_of(o, piece, false) : NULL,
+            .dbias = o->norm.dbias ? partial_of(o, piece, true) : NULL,
+            .rows = next - first,
+            .n = o->channels,
+            .mean = o->norm.kind == CAIRN__NORM_RMS ? NULL : cairn__element(o->r, o->norm.mean, first),
+            .rstd = cairn__element(o->r, o->norm.rstd, first),
+        };
         o->k->norm_rows_backward[o->t](&rows);
         if (o->pieces) close_rows(o, piece_of(o, piece, false), partial_of(o, piece, false), 2 * o->channels);
     }

@@ -525,31 +525,26 @@ static void cumulate_columns(void *ctx, size_t begin, size_t end) {
     }
 }
 
-/* One line, a block at a time. */
-static void cumulate_row(const struct cumulate_job *job, const struct cairn__seq *x, const struct cairn__seq *to,
-                         struct column_rooms *rooms) {
-    double *y = rooms->total.room, sum = job->product;
-    for (size_t done = 0, n; done < x->n; done += n) {
-        n = at_most(x->n - done, CAIRN__BLOCK);
-        const size_t at = job->reverse ? x->n - done - n : done;
-        const double *values = cairn__seq_load(job->base.cpu, CAIRN_F64, x, at, n, &rooms->x);
-        for (size_t step = 0; step < n; step++) {
-            const size_t i = job->reverse ? n - 1 - step : step;
-            y[i] = sum = job->product ? sum * values[i] : sum + values[i];
-        }
-        cairn__seq_store(job->base.cpu, CAIRN_F64, to, at, y, n, &rooms->y);
-    }
-}
-
 static void cumulate_rows(void *ctx, size_t begin, size_t end) {
     const struct cumulate_job *job = ctx;
     struct cairn__seq x = job->base.folded, to = job->to;
     struct column_rooms rooms;
+    double *y = rooms.total.room;
     rooms.x.filled = NULL;
     for (size_t i = begin; i < end; i++) {
         x.data = cairn__seq_at(&job->base.outer, i);
         to.data = cairn__seq_at(&job->to_outer, i);
-        cumulate_row(job, &x, &to, &rooms);
+        double sum = job->product;
+        for (size_t done = 0, n; done < x.n; done += n) { /* a block at a time */
+            n = at_most(x.n - done, CAIRN__BLOCK);
+            const size_t at = job->reverse ? x.n - done - n : done;
+            const double *values = cairn__seq_load(job->base.cpu, CAIRN_F64, &x, at, n, &rooms.x);
+            for (size_t step = 0; step < n; step++) {
+                const size_t k = job->reverse ? n - 1 - step : step;
+                y[k] = sum = job->product ? sum * values[k] : sum + values[k];
+            }
+            cairn__seq_store(job->base.cpu, CAIRN_F64, &to, at, y, n, &rooms.y);
+        }
     }
 }
 
