@@ -50,20 +50,17 @@ static bool is_rounded_on_return(const struct cairn__param *p, cairn_dtype wire)
     return p->value_type && p->value_type != wire;
 }
 
-/* The gradient is inf or NaN exactly where the reduced value in the bucket is. */
-static bool survives_return(const struct cairn__param *p, cairn_dtype wire) {
-    return p->dtype == wire || (p->dtype == CAIRN_F32 && !is_rounded_on_return(p, wire));
-}
-
 static void choose_wires(struct ddp_context *d) {
     d->copies = false;
     d->speaks = d->hook.begin == NULL && d->hook.finish == NULL;
     for (size_t s = 0; s < d->num_slots; s++) {
         struct cairn__ddp_slot *slot = &d->slots[s];
-        slot->wire = wire_of(d, slot->param);
-        slot->in_place = d->options.gradient_as_bucket_view == CAIRN_ON && slot->wire == slot->param->dtype;
+        const struct cairn__param *p = slot->param;
+        slot->wire = wire_of(d, p);
+        slot->in_place = d->options.gradient_as_bucket_view == CAIRN_ON && slot->wire == p->dtype;
         d->copies |= !slot->in_place;
-        d->speaks &= survives_return(slot->param, slot->wire);
+        /* The gradient is inf or NaN exactly where the reduced value in the bucket is. */
+        d->speaks &= p->dtype == slot->wire || (p->dtype == CAIRN_F32 && !is_rounded_on_return(p, slot->wire));
     }
 }
 
@@ -92,12 +89,6 @@ static void free_layout(struct layout *l) {
     *l = (struct layout){0};
 }
 
-static size_t count_members(const struct cairn__ddp_plan *plan) {
-    size_t total = 0;
-    for (size_t b = 0; b < plan->count; b++) total += plan->buckets[b].count;
-    return total;
-}
-
 static cairn_status make_layout(const struct ddp_context *d, const size_t *order, struct layout *out) {
     cairn_status st = CAIRN_OK;
     struct layout l = {{0}, NULL, NULL};
@@ -109,9 +100,11 @@ static cairn_status make_layout(const struct ddp_context *d, const size_t *order
         items[s] = (struct cairn__ddp_item){slot->param->n, wire_of(d, slot->param), slot->closes};
     }
     TRY(cairn__ddp_plan_make(items, d->num_slots, order, &limits, &l.plan));
-    TRY(cairn__calloc(l.plan.count, sizeof(l.sends[0]), (void **)&l.sends));
-    TRY(cairn__calloc(count_members(&l.plan), sizeof(l.bucket_params[0]), (void **)&l.bucket_params));
     const struct cairn__ddp_plan *plan = &l.plan;
+    size_t members = 0;
+    for (size_t b = 0; b < plan->count; b++) members += plan->buckets[b].count;
+    TRY(cairn__calloc(plan->count, sizeof(l.sends[0]), (void **)&l.sends));
+    TRY(cairn__calloc(members, sizeof(l.bucket_params[0]), (void **)&l.bucket_params));
     for (size_t b = 0; b < plan->count; b++) {
         size_t *params = l.bucket_params + (plan->buckets[b].items - plan->members);
         for (size_t k = 0; k < plan->buckets[b].count; k++)
@@ -224,12 +217,6 @@ void cairn__ddp_detach(struct ddp_context *d) {
 }
 
 /* ---- gradients on their way in and out ---- */
-
-static void copy_in(struct ddp_context *d, size_t s) {
-    const struct cairn__param *p = d->slots[s].param;
-    cairn__pass_cast(device_of(d)->passes, device_of(d), place_of(d, s), d->slots[s].wire,
-                     cairn__grad_memory(p->gradient), p->dtype, p->n);
-}
 
 /* The part of a slot that lies in a bucket, and that this rank has the average of. */
 static void list_part(const struct ddp_context *d, const struct cairn__ddp_bucket *bucket, size_t s,
@@ -369,11 +356,6 @@ static cairn_status finish(struct ddp_context *d, size_t b, uint32_t *found) {
     return CAIRN_OK;
 }
 
-static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
-    for (size_t b = 0; d->status == CAIRN_OK && b < d->plan.count; b++) d->status = finish(d, b, found);
-    return d->status;
-}
-
 /* ---- losses that are infinite or NaN themselves ---- */
 
 /* The gradients need not show it, so each rank sends one word about its loss, before the buckets, so that the answer is
@@ -443,12 +425,6 @@ out:
     return st;
 }
 
-static void free_slots(struct ddp_context *d) {
-    cairn__free(d->slots);
-    cairn__free(d->slot_of);
-    cairn__ddp_times_free(&d->times);
-}
-
 static void use_slots(struct ddp_context *d, struct ddp_context *next) {
     cairn__ddp_times_take_slots(&d->times, &next->times);
     cairn__free(d->slots);
@@ -481,7 +457,9 @@ static cairn_status change_slots(struct ddp_context *d) {
     point_into_arenas(d);
     return CAIRN_OK;
 out:
-    free_slots(&next);
+    cairn__free(next.slots);
+    cairn__free(next.slot_of);
+    cairn__ddp_times_free(&next.times);
     free_layout(&l);
     return st;
 }
@@ -512,8 +490,11 @@ static void count_arrival(struct ddp_context *d, size_t s) {
 }
 
 void cairn__ddp_arrive(struct ddp_context *d, size_t s) {
+    const struct cairn__param *p = d->slots[s].param;
     cairn__ddp_times_ready(&d->times, s);
-    if (!d->slots[s].in_place) copy_in(d, s);
+    if (!d->slots[s].in_place)
+        cairn__pass_cast(device_of(d)->passes, device_of(d), place_of(d, s), d->slots[s].wire,
+                         cairn__grad_memory(p->gradient), p->dtype, p->n);
     count_arrival(d, s);
 }
 
@@ -583,7 +564,8 @@ static cairn_status settle(struct ddp_context *d) {
     launch_full(d);
     TRY(d->status);
     TRY(cairn__ddp_unused_settle(d));
-    TRY(finish_all(d, &found));
+    for (size_t b = 0; d->status == CAIRN_OK && b < d->plan.count; b++) d->status = finish(d, b, &found);
+    TRY(d->status);
     TRY(receive_losses(d));
     if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* their overflow is in no bucket */
     if (d->shards) {
@@ -675,17 +657,6 @@ static const char *plans_in(const struct ddp_context *d) {
     return d->model ? "ddp_forward" : "ddp_grads_ready";
 }
 
-static cairn_status take_rank_0s_order(struct ddp_context *d, size_t *order) {
-    const size_t p = (size_t)cairn_group_size(d->channel), nbytes = d->num_slots * sizeof(d->order[0]);
-    size_t *all = NULL;
-    cairn_status st = cairn__alloc(p * nbytes, (void **)&all);
-    st = cairn__group_agree_on_status(d->channel, plans_in(d), st);
-    if (st == CAIRN_OK) st = cairn__group_exchange(d->channel, all, d->order, nbytes);
-    if (st == CAIRN_OK) memcpy(order, all, nbytes);
-    cairn__free(all);
-    return st;
-}
-
 static bool is_same_plan(const struct cairn__ddp_plan *a, const struct cairn__ddp_plan *b, size_t num_slots) {
     bool same = a->count == b->count;
     for (size_t s = 0; same && s < num_slots; s++) {
@@ -694,15 +665,19 @@ static bool is_same_plan(const struct cairn__ddp_plan *a, const struct cairn__dd
     return same;
 }
 
-static cairn_status rebuild(struct ddp_context *d, size_t *order) {
+static cairn_status rebuild(struct ddp_context *d) {
+    const size_t p = (size_t)cairn_group_size(d->channel), nbytes = d->num_slots * sizeof(d->order[0]);
+    size_t *orders = NULL;
     struct layout l = {{0}, NULL, NULL};
-    cairn_status st = CAIRN_OK;
-    TRY(take_rank_0s_order(d, order));
-    st = make_plan(d, order, &l);
+    cairn_status st = cairn__alloc(p * nbytes, (void **)&orders);
+    TRY(cairn__group_agree_on_status(d->channel, plans_in(d), st));
+    TRY(cairn__group_exchange(d->channel, orders, d->order, nbytes));
+    memcpy(d->order, orders, nbytes); /* rank 0's */
+    st = make_plan(d, d->order, &l);
     if (st == CAIRN_OK) st = accumulate_written(d);
     TRY(cairn__group_agree_on_status(d->channel, plans_in(d), st));
     d->num_planned = d->num_slots;
-    memcpy(d->planned, order, d->num_slots * sizeof(order[0]));
+    memcpy(d->planned, d->order, nbytes);
     if (!is_same_plan(&l.plan, &d->plan, d->num_slots)) {
         /* One slot's memory may be another's padding now, and padding is reduced too. */
         for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
@@ -713,6 +688,7 @@ static cairn_status rebuild(struct ddp_context *d, size_t *order) {
         l = (struct layout){{0}, NULL, NULL};
     }
 out:
+    cairn__free(orders);
     free_layout(&l);
     return st;
 }
@@ -721,7 +697,7 @@ cairn_status cairn__ddp_rebuild(struct ddp_context *d) {
     if (d->rebuilt || d->backwards == 0 || d->running || d->num_arrived < d->num_slots) return CAIRN_OK;
     if (d->num_slots == 0 || !has_slots_of_now(d)) return CAIRN_OK;
     d->rebuilt = true;
-    return may_rebuild(d) ? say_where(d, rebuild(d, d->order)) : CAIRN_OK;
+    return may_rebuild(d) ? say_where(d, rebuild(d)) : CAIRN_OK;
 }
 
 /* ---- hooks ---- */
