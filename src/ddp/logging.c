@@ -78,22 +78,13 @@ out:
     return st;
 }
 
-/* "Sequential(\n  (0): Linear(..." begins with it. */
-static cairn_status tell_module(const struct ddp_context *d, struct cairn__ddp_text *t) {
-    char text[128] = "";
-    clear(t);
-    if (d->model && cairn_module_format(d->model, text, sizeof(text)) < 0) return cairn__last_status();
-    return append(t, "%.*s", (int)strcspn(text, "("), text);
-}
-
-static cairn_status tell_error(ddp_context *d, struct cairn__ddp_text *t) {
-    clear(t);
-    return cairn__group_progress(d->channel) == CAIRN_OK ? CAIRN_OK : append(t, "%s", cairn_last_error());
-}
-
 static cairn_status tell_all(ddp_context *d) {
+    char module[128] = "";
     cairn_status st = CAIRN_OK;
-    TRY(tell_module(d, &d->log.module_name));
+    clear(&d->log.module_name);
+    if (d->model && cairn_module_format(d->model, module, sizeof(module)) < 0) return cairn__last_status();
+    /* "Sequential(\n  (0): Linear(..." begins with it. */
+    TRY(append(&d->log.module_name, "%.*s", (int)strcspn(module, "("), module));
     bool told[CAIRN_U8 + 1] = {false};
     clear(&d->log.dtypes);
     for (size_t s = 0; s < d->num_slots; s++) {
@@ -106,7 +97,8 @@ static cairn_status tell_all(ddp_context *d) {
     for (size_t i = 0; i < d->times.num_ready; i++)
         TRY(append(&d->log.ready_order, "%s%zu", comma(&d->log.ready_order),
                    d->slots[d->times.ready_order[i]].param->index));
-    TRY(tell_error(d, &d->log.error));
+    clear(&d->log.error);
+    if (cairn__group_progress(d->channel) != CAIRN_OK) TRY(append(&d->log.error, "%s", cairn_last_error()));
     if (d->rebuilt) {
         TRY(tell_sizes(d, &d->log.rebuilt_bucket_sizes));
         clear(&d->log.param_indices);
@@ -277,18 +269,6 @@ static void write_string(FILE *file, const char *text) {
     fputc('"', file);
 }
 
-static void write_param(FILE *file, const struct ddp_context *d, size_t s) {
-    const struct cairn__param *p = d->slots[s].param;
-    const uint64_t ready = cairn__ddp_times_median_ready(&d->times, s);
-    fprintf(file, "    {\"name\": ");
-    write_string(file, p->name);
-    fprintf(file, ", \"elements\": %zu, \"dtype\": \"%s\", \"wire\": \"%s\", \"ready_ns\": ", p->n,
-            cairn_dtype_name(p->dtype), cairn_dtype_name(d->slots[s].wire));
-    if (ready) fprintf(file, "%" PRIu64, ready);
-    else fprintf(file, "null");
-    fprintf(file, "}%s\n", s + 1 < d->num_slots ? "," : "");
-}
-
 static bool write_file(FILE *file, const struct ddp_context *d, const struct ddp_logging_data *data) {
     fprintf(file, "{\n  \"format\": \"cairn-profile\",\n  \"version\": 1,\n  \"model\": ");
     write_string(file, data->module_name);
@@ -304,7 +284,17 @@ static bool write_file(FILE *file, const struct ddp_context *d, const struct ddp
     fprintf(file, "  \"forward_ns\": %" PRIu64 ",\n  \"backward_ns\": %" PRIu64 ",\n  \"optimizer_ns\": %" PRIu64 ",\n",
             median.forward, median.backward, median.outside);
     fprintf(file, "  \"parameters\": [\n");
-    for (size_t s = 0; s < d->num_slots; s++) write_param(file, d, s);
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const struct cairn__param *p = d->slots[s].param;
+        const uint64_t ready = cairn__ddp_times_median_ready(&d->times, s);
+        fprintf(file, "    {\"name\": ");
+        write_string(file, p->name);
+        fprintf(file, ", \"elements\": %zu, \"dtype\": \"%s\", \"wire\": \"%s\", \"ready_ns\": ", p->n,
+                cairn_dtype_name(p->dtype), cairn_dtype_name(d->slots[s].wire));
+        if (ready) fprintf(file, "%" PRIu64, ready);
+        else fprintf(file, "null");
+        fprintf(file, "}%s\n", s + 1 < d->num_slots ? "," : "");
+    }
     fprintf(file, "  ]\n");
     fprintf(file, "}\n");
     const bool good = !ferror(file);
@@ -315,12 +305,6 @@ static bool write_file(FILE *file, const struct ddp_context *d, const struct ddp
 static bool is_special(const char *path) {
     struct stat about;
     return stat(path, &about) == 0 && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode);
-}
-
-/* Other groups' first ranks, and other runs, may be writing the same file. */
-static cairn_status name_temporary(const struct ddp_context *d, const char *path, struct cairn__ddp_text *out) {
-    if (is_special(path)) return append(out, "%s", path);
-    return append(out, "%s.%d.%ld.tmp", path, env_rank(d), (long)getpid());
 }
 
 /* A file under a name that others may foresee must be new: in a folder that they share, a link may stand there. */
@@ -339,8 +323,10 @@ cairn_status ddp_write_logging_data(ddp_context *ddp, const char *path) {
     FILE *file = NULL;
     cairn_status st = CAIRN_OK;
     TRY(ddp_get_logging_data(ddp, &data));
-    TRY(name_temporary(ddp, path, &temporary));
-    const bool renames = strcmp(temporary.text, path) != 0;
+    const bool renames = !is_special(path);
+    /* Other groups' first ranks, and other runs, may be writing the same file. */
+    TRY(renames ? append(&temporary, "%s.%d.%ld.tmp", path, env_rank(ddp), (long)getpid())
+                : append(&temporary, "%s", path));
     file = open_temporary(temporary.text, renames);
     if (!file || !write_file(file, ddp, &data) || (renames && rename(temporary.text, path) != 0)) {
         st = cairn__fail(CAIRN_ESYSTEM, "ddp_write_logging_data: '%s' could not be written: %s", path, strerror(errno));
@@ -418,17 +404,13 @@ void cairn__ddp_log_made(ddp_context *d) {
     if (d->log.debug >= INFO) log_facts(d);
 }
 
-/* torch: kDDPRuntimeLoggingSampleRate */
-static bool is_sampled(int64_t iteration) {
-    return iteration <= 10 || iteration % 100 == 0;
-}
-
 void cairn__ddp_log_settled(ddp_context *d) {
     const struct cairn__ddp_parts *sum = &d->times.sum;
     const double n = 1e6 * (double)d->times.iteration;                      /* to ms */
     if (d->times.iteration == 1) (void)tell_sizes(d, &d->log.bucket_sizes); /* a hook may have changed what travels */
     leave_file_if_due(d);
-    if (d->log.debug < DETAIL || !is_sampled(d->times.iteration)) return;
+    /* torch: kDDPRuntimeLoggingSampleRate */
+    if (d->log.debug < DETAIL || (d->times.iteration > 10 && d->times.iteration % 100 != 0)) return;
     cairn__log(CAIRN_LOG_NOTICE,
                "ddp: iteration %" PRId64
                ", rank %d of %d, averages in ms: forward compute %.3f, backward compute %.3f, backward "
