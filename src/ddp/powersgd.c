@@ -424,18 +424,6 @@ out:
     return st;
 }
 
-/* The same on every rank: of what ranks have reduced. */
-static cairn_status is_skipped(struct ddp_context *d, bool *skipped) {
-    const struct cairn_param_set *set = d->set;
-    cairn_status st = CAIRN_OK;
-    *skipped = false;
-    TRY(look_at(d, d->powersgd->found, 1, skipped));
-    if (d->num_ignored > 0) TRY(look_at(d, set->flags, 2 * set->flags_count, skipped));
-    if (set->bad_losses) TRY(look_at(d, set->bad_losses, (size_t)set->env->size, skipped));
-out:
-    return st;
-}
-
 static void keep(struct ddp_context *d, size_t b) {
     const struct cairn__powersgd *p = d->powersgd;
     const struct ddp_bucket bucket = cairn__ddp_bucket_view(d, b);
@@ -454,10 +442,16 @@ static void keep(struct ddp_context *d, size_t b) {
 
 static cairn_status settle(struct ddp_context *d) {
     struct cairn__powersgd *p = d->powersgd;
-    bool skipped = false;
+    const struct cairn_param_set *set = d->set;
+    bool skipped = !p->began;
     cairn_status st = CAIRN_OK;
-    if (p->began) TRY(is_skipped(d, &skipped));
-    for (size_t b = 0; p->began && !skipped && b < d->plan.count; b++) {
+    /* The same on every rank: of what ranks have reduced. */
+    if (p->began) {
+        TRY(look_at(d, p->found, 1, &skipped));
+        if (d->num_ignored > 0) TRY(look_at(d, set->flags, 2 * set->flags_count, &skipped));
+        if (set->bad_losses) TRY(look_at(d, set->bad_losses, (size_t)set->env->size, &skipped));
+    }
+    for (size_t b = 0; !skipped && b < d->plan.count; b++) {
         if (!d->sends[b].skipped) keep(d, b);
     }
     p->began = false;
@@ -493,15 +487,11 @@ out:
     return st;
 }
 
-static bool is_part_of(const struct cairn__entries *entries) {
-    return !cairn__entries_is_load(entries) || cairn__entries_has(entries, "powersgd.iterations");
-}
-
 static cairn_status list(struct ddp_context *d, struct cairn__entries *entries) {
     const bool spans_all = cairn_group_size(d->channel) == d->set->env->size;
     const enum cairn__entry_owner owner = spans_all ? CAIRN__ENTRY_SHARED : CAIRN__ENTRY_RANK;
     cairn_status st = CAIRN_OK;
-    if (!is_part_of(entries)) return CAIRN_OK;
+    if (cairn__entries_is_load(entries) && !cairn__entries_has(entries, "powersgd.iterations")) return CAIRN_OK;
     TRY(cairn__entries_add_i64(entries, owner, d->powersgd->iterations, "powersgd.iterations"));
     for (size_t i = 0; i < d->num_shared; i++) TRY(list_matrix(d, entries, owner, d->shared[i].param->index));
 out:
@@ -517,32 +507,32 @@ static cairn_status check(const struct ddp_context *d, const struct cairn__entri
     return CAIRN_OK;
 }
 
-/* A matrix of which the state has nothing begins as anew. */
-static void begin_anew(struct ddp_context *d, const struct cairn__entries *entries, size_t index) {
-    struct cairn_device *device = device_of(d);
-    const struct cairn__param *param = d->set->params[index];
-    const struct matrix *m = &d->powersgd->matrices[index];
-    char name[512];
-    snprintf(name, sizeof(name), "powersgd.q.%s", param->name);
-    if (m->q && !cairn__entries_find(entries, name)) draw_q(d, index, m->q, 0);
-    snprintf(name, sizeof(name), "powersgd.error.%s", param->name);
-    if (m->error && !cairn__entries_find(entries, name))
-        device->passes->fill(device, CAIRN_F32, m->error, param->n, 0.0f);
-}
-
 static void loaded(struct ddp_context *d, const struct cairn__entries *entries) {
     struct cairn__powersgd *p = d->powersgd;
+    struct cairn_device *device = device_of(d);
     const bool found = cairn__entries_find(entries, "powersgd.iterations") != NULL;
     p->iterations = found ? cairn__entries_i64(entries, "powersgd.iterations") : 0;
-    for (size_t i = 0; i < d->num_shared; i++) begin_anew(d, entries, d->shared[i].param->index);
+    /* A matrix of which the state has nothing begins as anew. */
+    for (size_t i = 0; i < d->num_shared; i++) {
+        const struct cairn__param *param = d->shared[i].param;
+        const struct matrix *m = &p->matrices[param->index];
+        char name[512];
+        snprintf(name, sizeof(name), "powersgd.q.%s", param->name);
+        if (m->q && !cairn__entries_find(entries, name)) draw_q(d, param->index, m->q, 0);
+        snprintf(name, sizeof(name), "powersgd.error.%s", param->name);
+        if (m->error && !cairn__entries_find(entries, name))
+            device->passes->fill(device, CAIRN_F32, m->error, param->n, 0.0f);
+    }
 }
 
 /* ---- made and ended ---- */
 
-/* By this rank alone. */
-static void free_own(struct ddp_context *d) {
+static void end(struct ddp_context *d) {
     struct cairn__powersgd *p = d->powersgd;
     struct cairn_device *device = device_of(d);
+    if (!p) return;
+    (void)cairn_group_free(d->channel, &p->sent); /* a dead group frees it when it is destroyed */
+    (void)cairn_group_free(d->channel, &p->qs);
     for (size_t i = 0; p->matrices && i < d->set->count; i++) {
         cairn__device_free(device, p->matrices[i].q);
         cairn__device_free(device, p->matrices[i].error);
@@ -558,13 +548,6 @@ static void free_own(struct ddp_context *d) {
     cairn__free(p->matrices);
     cairn__free(p);
     d->powersgd = NULL;
-}
-
-static void end(struct ddp_context *d) {
-    if (!d->powersgd) return;
-    (void)cairn_group_free(d->channel, &d->powersgd->sent); /* a dead group frees it when it is destroyed */
-    (void)cairn_group_free(d->channel, &d->powersgd->qs);
-    free_own(d);
 }
 
 struct sizes {
@@ -600,11 +583,19 @@ static bool has_halves(const struct ddp_context *d) {
     return cairn__is_half(d->options.wire);
 }
 
-/* d->powersgd has options and matrices. */
-static cairn_status make_own(struct ddp_context *d, struct sizes *sizes) {
-    struct cairn__powersgd *p = d->powersgd;
+static cairn_status make(struct ddp_context *d, const struct ddp_powersgd_options *options, struct sizes *sizes) {
+    struct ddp_powersgd_options o;
+    struct cairn__powersgd *p = NULL;
     struct cairn_device *device = device_of(d);
     cairn_status st = CAIRN_OK;
+    TRY(cairn__ddp_may_hook(CALL, d));
+    REQUIRE(device->math, CAIRN_ENOTSUP, CALL ": the device %s has no products of matrices; train on the CPU",
+            device->ops->name);
+    TRY(read_options(options, &o));
+    TRY(cairn__calloc(1, sizeof(*p), (void **)&p));
+    d->powersgd = p;
+    p->options = o;
+    TRY(cairn__calloc(d->set->count, sizeof(struct matrix), (void **)&p->matrices));
     *sizes = find_shapes(d);
     TRY(make_floats(d, sizes->column, &p->room.column));
     TRY(make_floats(d, sizes->dots, &p->room.dots));
@@ -615,21 +606,6 @@ static cairn_status make_own(struct ddp_context *d, struct sizes *sizes) {
     p->num_words = 1024;
     TRY(cairn__calloc(p->num_words, sizeof(p->words[0]), (void **)&p->words));
     for (size_t s = 0; s < d->num_slots; s++) TRY(make_matrix(d, d->slots[s].param->index));
-out:
-    return st;
-}
-
-static cairn_status make(struct ddp_context *d, const struct ddp_powersgd_options *options, struct sizes *sizes) {
-    struct ddp_powersgd_options o;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__ddp_may_hook(CALL, d));
-    REQUIRE(device_of(d)->math, CAIRN_ENOTSUP, CALL ": the device %s has no products of matrices; train on the CPU",
-            device_of(d)->ops->name);
-    TRY(read_options(options, &o));
-    TRY(cairn__calloc(1, sizeof(*d->powersgd), (void **)&d->powersgd));
-    d->powersgd->options = o;
-    TRY(cairn__calloc(d->set->count, sizeof(struct matrix), (void **)&d->powersgd->matrices));
-    TRY(make_own(d, sizes));
 out:
     return st;
 }
