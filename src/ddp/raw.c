@@ -32,12 +32,6 @@ static cairn_status check_in_graph(const struct ddp_context *d, size_t first, si
     return CAIRN_OK;
 }
 
-/* The failure that killed the channel comes first. */
-static cairn_status check_graph(const struct ddp_context *d, size_t first, size_t count) {
-    const cairn_status st = d->knows_graph ? check_in_graph(d, first, count) : CAIRN_OK;
-    return st != CAIRN_OK && cairn__group_progress(d->channel) != CAIRN_OK ? cairn__last_status() : st;
-}
-
 /* After a failure declarations are ignored until ddp_wait, which returns the first failure. */
 static cairn_status repeat_cause(const struct ddp_context *d) {
     return d->failed == CAIRN_OK ? CAIRN_OK : cairn__fail(d->failed, "%s", d->cause);
@@ -47,7 +41,9 @@ cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
     TRY(check_context("ddp_grads_ready", ddp));
     TRY(repeat_cause(ddp));
-    st = check_graph(ddp, first, count);
+    if (ddp->knows_graph) st = check_in_graph(ddp, first, count);
+    if (st != CAIRN_OK && cairn__group_progress(ddp->channel) != CAIRN_OK)
+        st = cairn__last_status(); /* the failure that killed the channel comes first */
     if (st == CAIRN_OK) return cairn__grads_ready("ddp_grads_ready", ddp->set, first, count);
     cairn__param_set_abort(ddp->set);
 out:
@@ -69,22 +65,17 @@ static bool is_lacking(const struct ddp_context *d, size_t s) {
     return !has_come(d, s) && d->slots[s].in_graph;
 }
 
-static cairn_status check_same(struct ddp_context *d) {
-    char names[CAIRN__DDP_NAMES_NBYTES];
-    if (!d->knows_graph) {
-        for (size_t s = 0; s < d->num_slots; s++) d->slots[s].in_graph = has_come(d, s);
-        d->knows_graph = true;
-    }
-    REQUIRE(cairn__ddp_name_slots(d, is_lacking, names, sizeof(names)) == 0, CAIRN_ESTATE,
-            "ddp_wait: on rank %d, the gradient of %s was not declared, but was before the first ddp_wait, with "
-            "ddp_options.static_graph; where the graph changes, set find_unused_parameters instead",
-            cairn_group_rank(d->channel), names);
-    return CAIRN_OK;
-}
-
 static cairn_status check_declared(struct ddp_context *d) {
     char names[CAIRN__DDP_NAMES_NBYTES];
-    if (d->options.static_graph == CAIRN_ON) return check_same(d);
+    if (d->options.static_graph == CAIRN_ON) {
+        for (size_t s = 0; !d->knows_graph && s < d->num_slots; s++) d->slots[s].in_graph = has_come(d, s);
+        d->knows_graph = true;
+        REQUIRE(cairn__ddp_name_slots(d, is_lacking, names, sizeof(names)) == 0, CAIRN_ESTATE,
+                "ddp_wait: on rank %d, the gradient of %s was not declared, but was before the first ddp_wait, with "
+                "ddp_options.static_graph; where the graph changes, set find_unused_parameters instead",
+                cairn_group_rank(d->channel), names);
+        return CAIRN_OK;
+    }
     if (d->options.find_unused_parameters == CAIRN_ON) return CAIRN_OK;
     const size_t count = cairn__ddp_name_slots(d, is_missing, names, sizeof(names));
     REQUIRE(count == 0, CAIRN_ESTATE,
@@ -94,26 +85,22 @@ static cairn_status check_declared(struct ddp_context *d) {
     return CAIRN_OK;
 }
 
-/* A rank may have no gradient at all, and so not have called amp_next_scale for the scale of the others. */
-static cairn_status begin_with_none(struct cairn_param_set *set) {
-    cairn_status st = CAIRN_OK;
-    if (set->losses) TRY(set->losses->take_scale(set->losses));
-    TRY(cairn__param_set_begin_backward(set, set->backward + 1, set->scale));
-out:
-    return st;
-}
-
 /* A backward that has failed already keeps its first error. */
 static cairn_status settle(struct ddp_context *d) {
+    struct cairn_param_set *set = d->set;
     cairn_status st = CAIRN_OK;
-    if (d->set->unsynced) return cairn__param_set_settle(d->set);
+    if (set->unsynced) return cairn__param_set_settle(set);
     if (d->status == CAIRN_OK && cairn__group_progress(d->channel) == CAIRN_OK) {
         TRY(check_declared(d));
-        if (!d->set->in_backward) TRY(begin_with_none(d->set));
-    } else if (!d->set->in_backward) {
+        if (!set->in_backward) {
+            /* A rank may have no gradient at all, and so not have called amp_next_scale for the scale of the others. */
+            if (set->losses) TRY(set->losses->take_scale(set->losses));
+            TRY(cairn__param_set_begin_backward(set, set->backward + 1, set->scale));
+        }
+    } else if (!set->in_backward) {
         return cairn__last_status();
     }
-    TRY(cairn__param_set_settle(d->set));
+    TRY(cairn__param_set_settle(set));
 out:
     return st;
 }

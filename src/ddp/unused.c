@@ -36,19 +36,15 @@ static cairn_status make_maps(struct ddp_context *d) {
     return cairn__calloc((size_t)cairn_group_size(d->channel) + 1, map_nbytes(d), (void **)&d->maps);
 }
 
-/* A step that is being recorded uses the maps of its last run. */
-static cairn_status exchange_maps(struct ddp_context *d, const uint8_t *mine, size_t nbytes) {
-    if (d->set->env->device->capturing) return CAIRN_OK;
-    return cairn__group_exchange(d->channel, d->maps, mine, nbytes);
-}
-
 static cairn_status share_used(struct ddp_context *d) {
     const size_t p = (size_t)cairn_group_size(d->channel), nbytes = map_nbytes(d);
     uint8_t *mine = d->maps + p * nbytes;
     memset(mine, 0, nbytes);
     for (size_t s = 0; s < d->num_slots; s++) mine[s / 8] |= (uint8_t)(d->slots[s].used << s % 8);
     mine[d->num_slots / 8] |= (uint8_t)(d->knows_graph << d->num_slots % 8);
-    cairn_status st = exchange_maps(d, mine, nbytes);
+    cairn_status st = CAIRN_OK;
+    /* A step that is being recorded uses the maps of its last run. */
+    if (!d->set->env->device->capturing) st = cairn__group_exchange(d->channel, d->maps, mine, nbytes);
     for (size_t s = 0; st == CAIRN_OK && s < d->num_slots; s++) {
         bool used = false;
         for (size_t r = 0; r < p; r++) used |= bit_of(d->maps + r * nbytes, s);
@@ -101,24 +97,22 @@ static bool has_gone(const struct ddp_context *d, size_t s) {
     return !is_coming(d, s) && d->slots[s].in_graph;
 }
 
-static cairn_status refuse_change(const struct ddp_context *d) {
+/* ---- the beginning ---- */
+
+/* A loss of zero stands in for any graph. */
+static cairn_status compare_graphs(struct ddp_context *d) {
     char names[CAIRN__DDP_NAMES_NBYTES];
+    if (!is_on(d->options.static_graph) || d->zero_loss) return CAIRN_OK;
+    if (!d->knows_graph) {
+        for (size_t s = 0; s < d->num_slots; s++) d->slots[s].in_graph = is_coming(d, s);
+        d->knows_graph = true;
+        return CAIRN_OK;
+    }
     const bool more = cairn__ddp_name_slots(d, has_come, names, sizeof(names)) > 0;
     REQUIRE(!more && cairn__ddp_name_slots(d, has_gone, names, sizeof(names)) == 0, CAIRN_ESTATE,
             "ddp: on rank %d, backward %lld %s %s, unlike the first one, with ddp_options.static_graph; where the "
             "graph changes, set find_unused_parameters instead",
             cairn_group_rank(d->channel), (long long)d->backwards + 1, more ? "reaches" : "does not reach", names);
-    return CAIRN_OK;
-}
-
-/* ---- the beginning ---- */
-
-/* A loss of zero stands in for any graph. */
-static cairn_status compare_graphs(struct ddp_context *d) {
-    if (!is_on(d->options.static_graph) || d->zero_loss) return CAIRN_OK;
-    if (d->knows_graph) return refuse_change(d);
-    for (size_t s = 0; s < d->num_slots; s++) d->slots[s].in_graph = is_coming(d, s);
-    d->knows_graph = true;
     return CAIRN_OK;
 }
 
@@ -154,16 +148,13 @@ static bool asks_first(const struct ddp_context *d) {
            !is_on(d->options.static_graph);
 }
 
-/* The failure that killed the channel comes first. */
-static cairn_status judge(struct ddp_context *d) {
-    const cairn_status st = allows_unused(d) ? compare_graphs(d) : refuse_missing(d);
-    return st != CAIRN_OK && cairn__group_progress(d->channel) != CAIRN_OK ? cairn__last_status() : st;
-}
-
 cairn_status cairn__ddp_unused_begin(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     if (!d->model) return CAIRN_OK; /* which gradients will be declared is not known */
-    TRY(judge(d));
+    st = allows_unused(d) ? compare_graphs(d) : refuse_missing(d);
+    if (st != CAIRN_OK && cairn__group_progress(d->channel) != CAIRN_OK)
+        st = cairn__last_status(); /* the failure that killed the channel comes first */
+    TRY(st);
     if (allows_unused(d)) TRY(make_maps(d));
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__param *p = d->slots[s].param;
@@ -208,17 +199,13 @@ static bool asks_last(const struct ddp_context *d) {
     return !d->all_know_graph;
 }
 
-static void remember_used(struct ddp_context *d) {
-    if (!is_on(d->options.static_graph) || d->reducer) return;
-    for (size_t s = 0; s < d->num_slots; s++) d->slots[s].used_first |= d->slots[s].used;
-}
-
 cairn_status cairn__ddp_unused_settle(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     if (allows_unused(d)) TRY(make_maps(d));
     if (asks_last(d)) {
         TRY(share_used(d));
-        remember_used(d);
+        for (size_t s = 0; is_on(d->options.static_graph) && !d->reducer && s < d->num_slots; s++)
+            d->slots[s].used_first |= d->slots[s].used;
     } else if (is_on(d->options.static_graph)) {
         for (size_t s = 0; s < d->num_slots; s++) d->slots[s].used = d->slots[s].used_first;
     }
