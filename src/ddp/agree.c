@@ -50,43 +50,30 @@ static void write_shape(char *text, size_t nbytes, int ndim, const int64_t *shap
 
 enum { SHAPE_TEXT = 24 * CAIRN_MAX_DIMS };
 
-/* "[16, 1024] f16 with master" */
-static cairn_status add_param(struct words *w, const struct cairn__param *p) {
-    char shape[SHAPE_TEXT], what[SHAPE_TEXT + 64];
-    write_shape(shape, sizeof(shape), p->ndim, p->shape);
-    snprintf(what, sizeof(what), "%s %s%s%s%s%s", shape, cairn_dtype_name(p->dtype),
-             p->value_type ? " of values in " : "", p->value_type ? cairn_dtype_name(p->value_type) : "",
-             p->master ? " with master" : "", cairn__param_requires_grad(p) ? "" : ", frozen");
-    cairn_status st = CAIRN_OK;
-    TRY(add_text(w, p->name));
-    TRY(add_text(w, what));
-out:
-    return st;
-}
-
-static cairn_status add_buffer(struct words *w, const cairn_module *model, size_t i) {
-    char shape[SHAPE_TEXT], what[SHAPE_TEXT + 64];
-    const char *name = NULL;
-    const cairn_tensor *b = cairn_module_buffer(model, i, &name);
-    int64_t sizes[CAIRN_MAX_DIMS] = {0};
-    for (int k = 0; k < cairn_tensor_ndim(b); k++) sizes[k] = cairn_tensor_size(b, k);
-    write_shape(shape, sizeof(shape), cairn_tensor_ndim(b), sizes);
-    snprintf(what, sizeof(what), "%s %s, a buffer", shape, cairn_dtype_name(cairn_tensor_dtype(b)));
-    cairn_status st = CAIRN_OK;
-    TRY(add_text(w, name));
-    TRY(add_text(w, what));
-out:
-    return st;
-}
-
+/* A parameter is "[16, 1024] f16 with master". */
 static cairn_status describe(struct words *w, const struct ddp_context *d) {
+    char shape[SHAPE_TEXT], what[SHAPE_TEXT + 64];
     cairn_status st = CAIRN_OK;
     const size_t buffers = d->model ? cairn_module_num_buffers(d->model) : 0;
-    for (size_t s = 0; s < d->num_shared; s++) TRY(add_param(w, d->shared[s].param));
+    for (size_t s = 0; s < d->num_shared; s++) {
+        const struct cairn__param *p = d->shared[s].param;
+        write_shape(shape, sizeof(shape), p->ndim, p->shape);
+        snprintf(what, sizeof(what), "%s %s%s%s%s%s", shape, cairn_dtype_name(p->dtype),
+                 p->value_type ? " of values in " : "", p->value_type ? cairn_dtype_name(p->value_type) : "",
+                 p->master ? " with master" : "", cairn__param_requires_grad(p) ? "" : ", frozen");
+        TRY(add_text(w, p->name));
+        TRY(add_text(w, what));
+    }
     for (size_t i = 0; i < buffers; i++) {
         const char *name = NULL;
-        (void)cairn_module_buffer(d->model, i, &name);
-        if (!cairn__ddp_ignores(d, name)) TRY(add_buffer(w, d->model, i));
+        const cairn_tensor *b = cairn_module_buffer(d->model, i, &name);
+        int64_t sizes[CAIRN_MAX_DIMS] = {0};
+        if (cairn__ddp_ignores(d, name)) continue;
+        for (int k = 0; k < cairn_tensor_ndim(b); k++) sizes[k] = cairn_tensor_size(b, k);
+        write_shape(shape, sizeof(shape), cairn_tensor_ndim(b), sizes);
+        snprintf(what, sizeof(what), "%s %s, a buffer", shape, cairn_dtype_name(cairn_tensor_dtype(b)));
+        TRY(add_text(w, name));
+        TRY(add_text(w, what));
     }
 out:
     return st;
@@ -141,17 +128,6 @@ static cairn_status tell(const char *call, const struct list *first, const struc
                                 : ALIKE);
 }
 
-static cairn_status compare(const char *call, const struct list *lists, int p) {
-    size_t most = 0;
-    for (int r = 0; r < p; r++) most = lists[r].count > most ? lists[r].count : most;
-    for (size_t i = 0; i < most; i++) {
-        for (int r = 1; r < p; r++) {
-            if (!is_same(&lists[0], &lists[r], i)) return tell(call, &lists[0], &lists[r], i, r);
-        }
-    }
-    return CAIRN_OK;
-}
-
 /* Every rank's text, padded to the longest one. */
 static cairn_status compare_words(const char *call, struct words *w, const size_t *used, cairn_group *group) {
     cairn_status st = CAIRN_OK;
@@ -165,8 +141,16 @@ static cairn_status compare_words(const char *call, struct words *w, const size_
     memset(w->text + w->used, 0, most - w->used);
     TRY(cairn__group_make_room(group, call, most, (void **)&all));
     TRY(cairn__group_exchange(group, all, w->text, most));
-    for (int r = 0; r < p; r++) TRY(read_list(all + (size_t)r * most, used[r], &lists[r]));
-    TRY(compare(call, lists, p));
+    size_t entries = 0;
+    for (int r = 0; r < p; r++) {
+        TRY(read_list(all + (size_t)r * most, used[r], &lists[r]));
+        if (lists[r].count > entries) entries = lists[r].count;
+    }
+    for (size_t i = 0; i < entries; i++) {
+        for (int r = 1; r < p; r++) {
+            if (!is_same(&lists[0], &lists[r], i)) TRY(tell(call, &lists[0], &lists[r], i, r));
+        }
+    }
 out:
     for (int r = 0; r < p; r++) cairn__free(lists[r].entries);
     cairn__free(all);

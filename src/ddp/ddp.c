@@ -120,26 +120,13 @@ out:
     return st;
 }
 
-static void free_lists(struct ddp_options *o) {
-    for (size_t i = 0; o->ignored && i < o->num_ignored; i++) cairn__free((void *)(uintptr_t)o->ignored[i]);
-    cairn__free((void *)(uintptr_t)o->ignored);
-}
-
 /* ---- making: all ranks together ---- */
 
-static cairn_status make_equal(struct ddp_context *d) {
-    cairn_status st = CAIRN_OK;
-    if (d->options.init_sync == CAIRN_OFF || cairn_group_size(d->channel) == 1) return CAIRN_OK;
-    TRY(cairn__ddp_agree_on_params(d));
-    TRY(cairn__ddp_broadcast_params(d));
-    TRY(cairn__ddp_broadcast_buffers(d));
-out:
-    return st;
-}
-
 static void free_context(struct ddp_context *d) {
+    struct ddp_options *o = &d->options;
     cairn_group_destroy(&d->channel);
-    free_lists(&d->options);
+    for (size_t i = 0; o->ignored && i < o->num_ignored; i++) cairn__free((void *)(uintptr_t)o->ignored[i]);
+    cairn__free((void *)(uintptr_t)o->ignored);
     cairn__ddp_times_free(&d->times);
     cairn__ddp_unused_end(d);
     cairn__ddp_plan_free(&d->plan);
@@ -164,7 +151,11 @@ cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_conte
     TRY(cairn__ddp_agree_on_options(d));
     d->options.allreduce_trigger_params = NULL; /* the caller's */
     TRY(cairn_group_new(d->group, NULL, 0, NULL, &d->channel));
-    TRY(make_equal(d));
+    if (d->options.init_sync != CAIRN_OFF && cairn_group_size(d->channel) > 1) {
+        TRY(cairn__ddp_agree_on_params(d));
+        TRY(cairn__ddp_broadcast_params(d));
+        TRY(cairn__ddp_broadcast_buffers(d));
+    }
     TRY(cairn__ddp_attach(d));
     st = cairn__ddp_shards_begin(d);
     if (st != CAIRN_OK) cairn__ddp_detach(d);

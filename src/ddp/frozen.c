@@ -13,25 +13,7 @@ enum change { LEAVES, FREEZES, THAWS };
 
 static const char *const words[] = {"leaves it as it is", "freezes it", "thaws it"};
 
-/* map: room for all of the set; becomes [num_shared]. */
-static void draw_map(const struct ddp_context *d, struct cairn__param *const *params, size_t count, bool on,
-                     uint8_t *map) {
-    for (size_t i = 0; i < count; i++) map[params[i]->index] = on ? THAWS : FREEZES;
-    for (size_t i = 0; i < d->num_shared; i++) map[i] = map[d->shared[i].param->index]; /* in ascending order */
-}
-
-static cairn_status compare_maps(const struct ddp_context *d, const char *call, const uint8_t *maps) {
-    for (size_t i = 0; i < d->num_shared; i++) {
-        for (int r = 1; r < cairn_group_size(d->channel); r++) {
-            const uint8_t there = maps[(size_t)r * d->num_shared + i];
-            REQUIRE(there == maps[i], CAIRN_EPEER,
-                    "%s: parameter '%s': rank 0 %s, but rank %d %s; make the same call on every rank", call,
-                    d->shared[i].param->name, words[maps[i]], r, words[there]);
-        }
-    }
-    return CAIRN_OK;
-}
-
+/* map [num_shared] */
 static cairn_status compare(const struct ddp_context *d, const char *call, const uint8_t *map) {
     uint64_t all[CAIRN__MAX_RANKS], mine = cairn__hash_bytes(CAIRN__HASH_START, map, d->num_shared);
     uint8_t *maps = NULL;
@@ -42,7 +24,15 @@ static cairn_status compare(const struct ddp_context *d, const char *call, const
     if (same) return CAIRN_OK;
     TRY(cairn__group_make_room(d->channel, call, d->num_shared, (void **)&maps));
     TRY(cairn__group_exchange(d->channel, maps, map, d->num_shared));
-    TRY(compare_maps(d, call, maps));
+    for (size_t i = 0; i < d->num_shared; i++) {
+        for (int r = 1; r < cairn_group_size(d->channel); r++) {
+            const uint8_t there = maps[(size_t)r * d->num_shared + i];
+            if (there != maps[i])
+                TRY(cairn__fail(CAIRN_EPEER,
+                                "%s: parameter '%s': rank 0 %s, but rank %d %s; make the same call on every rank", call,
+                                d->shared[i].param->name, words[maps[i]], r, words[there]));
+        }
+    }
 out:
     cairn__free(maps);
     return st;
@@ -61,7 +51,8 @@ cairn_status cairn__ddp_agree_on_frozen(void *ctx, const char *call, struct cair
     if (status == CAIRN_OK) status = cairn__calloc(d->set->count, sizeof(map[0]), (void **)&map);
     TRY(cairn__group_agree_on_status(d->channel, call, status));
     if (cairn_group_size(d->channel) > 1) {
-        draw_map(d, params, count, on, map);
+        for (size_t i = 0; i < count; i++) map[params[i]->index] = on ? THAWS : FREEZES;
+        for (size_t i = 0; i < d->num_shared; i++) map[i] = map[d->shared[i].param->index]; /* in ascending order */
         TRY(compare(d, call, map));
     }
 out:

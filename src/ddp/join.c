@@ -4,38 +4,26 @@
 #include "core/status.h"
 #include "ddp/context.h"
 
-/* How many ranks have input, and the lowest of those that have, and of those that have none; -1 = none. */
-struct census {
-    int active, first, first_without;
-};
-
-static cairn_status count_ranks(const struct ddp_context *d, bool have_input, struct census *out) {
-    uint8_t mine = have_input, all[CAIRN__MAX_RANKS];
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
-    *out = (struct census){0, -1, -1};
-    for (int r = cairn_group_size(d->channel); r-- > 0;) {
-        out->active += all[r];
-        *(all[r] ? &out->first : &out->first_without) = r;
-    }
-out:
-    return st;
-}
-
 cairn_status ddp_join(ddp_context *ddp, int have_input, int *active) {
     REQUIRE(ddp && active, CAIRN_EINVAL, "ddp_join: ddp and active must be set");
-    struct census c;
+    uint8_t mine = have_input != 0, all[CAIRN__MAX_RANKS];
+    int num_active = 0, first = -1, first_without = -1; /* the lowest ranks with input, and without; -1 = none */
     cairn_status st = CAIRN_OK;
     TRY(cairn__ddp_check_between("ddp_join", ddp)); /* buckets under way have their divisor */
-    TRY(count_ranks(ddp, have_input != 0, &c));
+    TRY(cairn__group_exchange(ddp->channel, all, &mine, sizeof(mine)));
     const int p = cairn_group_size(ddp->channel);
-    REQUIRE(ddp->options.join_throw_on_early_termination != CAIRN_ON || c.active == 0 || c.active == p, CAIRN_ESTATE,
+    for (int r = p; r-- > 0;) {
+        num_active += all[r];
+        *(all[r] ? &first : &first_without) = r;
+    }
+    REQUIRE(ddp->options.join_throw_on_early_termination != CAIRN_ON || num_active == 0 || num_active == p,
+            CAIRN_ESTATE,
             "ddp_join: rank %d has no input left, %d of %d ranks have some, and "
             "ddp_options.join_throw_on_early_termination is on",
-            c.first_without, c.active, p);
-    ddp->active = c.active;
-    ddp->buffers_root = c.active > 0 ? c.first : 0;
-    *active = c.active;
+            first_without, num_active, p);
+    ddp->active = num_active;
+    ddp->buffers_root = num_active > 0 ? first : 0;
+    *active = num_active;
 out:
     return st;
 }

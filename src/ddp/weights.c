@@ -65,16 +65,12 @@ out:
     return st;
 }
 
-static size_t block_nbytes(const struct ddp_context *d) {
-    size_t total = 0;
-    for (size_t s = 0; total < BLOCK && s < d->num_shared; s++) total += packed_nbytes(d->shared[s].param);
-    return total < BLOCK ? total : BLOCK;
-}
-
 cairn_status cairn__ddp_broadcast_params(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     void *block = NULL;
-    const size_t nbytes = block_nbytes(d);
+    size_t nbytes = 0;
+    for (size_t s = 0; nbytes < BLOCK && s < d->num_shared; s++) nbytes += packed_nbytes(d->shared[s].param);
+    if (nbytes > BLOCK) nbytes = BLOCK;
     if (nbytes) TRY(cairn_group_alloc(d->channel, nbytes, &block));
     if (nbytes) TRY(broadcast_small(d, block));
     if (nbytes) TRY(cairn_group_free(d->channel, &block));
