@@ -125,21 +125,6 @@ static void end(struct ddp_context *d) {
 static const struct cairn__own_hook own_hook = {
     .settle = settle, .list = list, .check = check, .loaded = loaded, .end = end};
 
-/* Collective, with the hook agreed on. */
-static cairn_status use_options(struct ddp_context *d, const struct ddp_post_local_sgd_options *o,
-                                const struct ddp_comm_hook *hook) {
-    cairn_status st = CAIRN_OK;
-    TRY(agree_on_options(d, o));
-    d->local_sgd->start = o->start_localSGD_iter;
-    if (o->subgroup) st = cairn_group_new(o->subgroup, NULL, 0, NULL, &d->local_sgd->channel);
-    TRY(cairn__group_agree_on_status(d->channel, CALL, st));
-    TRY(cairn__ddp_use_hook(d, hook));
-    d->has_hook = true;
-    d->own_hook = &own_hook;
-out:
-    return st;
-}
-
 cairn_status ddp_post_local_sgd_register(ddp_context *ddp, const struct ddp_post_local_sgd_options *options) {
     struct ddp_post_local_sgd_options o = {.struct_size = sizeof(o)};
     cairn_status st = CAIRN_OK;
@@ -153,11 +138,17 @@ cairn_status ddp_post_local_sgd_register(ddp_context *ddp, const struct ddp_post
     if (st == CAIRN_OK) st = cairn__calloc(1, sizeof(*own), (void **)&own);
     TRY(cairn__group_agree_on_status(ddp->channel, CALL, st));
     TRY(cairn__ddp_agree_on_hook(ddp, &hook));
+    TRY(agree_on_options(ddp, &o));
+    own->start = o.start_localSGD_iter;
+    if (o.subgroup) st = cairn_group_new(o.subgroup, NULL, 0, NULL, &own->channel);
+    TRY(cairn__group_agree_on_status(ddp->channel, CALL, st));
+    TRY(cairn__ddp_use_hook(ddp, &hook));
     ddp->local_sgd = own;
-    own = NULL;
-    st = use_options(ddp, &o, &hook);
-    if (st != CAIRN_OK) end(ddp);
+    ddp->has_hook = true;
+    ddp->own_hook = &own_hook;
+    return CAIRN_OK;
 out:
+    if (own) cairn_group_destroy(&own->channel);
     cairn__free(own);
     return st;
 }
@@ -195,6 +186,7 @@ out:
 }
 
 static cairn_status average(struct ddp_context *d, cairn_group *group, cairn_work **works) {
+    char cause[1024];
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_shared; s++) {
         const struct cairn__param *p = d->shared[s].param;
@@ -205,18 +197,13 @@ static cairn_status average(struct ddp_context *d, cairn_group *group, cairn_wor
     for (size_t s = 0; s < d->num_shared; s++) TRY(cairn_work_wait(&works[s]));
     for (size_t s = 0; s < d->num_shared; s++) cairn__param_round_from_master(d->shared[s].param);
     cairn__param_set_weights_changed(d->set);
+    return CAIRN_OK;
 out:
-    return st;
-}
-
-/* Other ranks wait for what this one did not send; works that were posted still write weights. */
-static cairn_status end_average(const struct ddp_context *d, cairn_group *group, cairn_work **works,
-                                cairn_status status) {
-    char cause[1024];
+    /* Other ranks wait for what this one did not send; works that were posted still write weights. */
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-    if (cairn_group_size(group) > 1) (void)cairn__group_kill(group, status);
-    for (size_t s = 0; works && s < d->num_shared; s++) (void)cairn_work_wait(&works[s]);
-    return cairn__fail(status, "%s", cause);
+    if (cairn_group_size(group) > 1) (void)cairn__group_kill(group, st);
+    for (size_t s = 0; s < d->num_shared; s++) (void)cairn_work_wait(&works[s]);
+    return cairn__fail(st, "%s", cause);
 }
 
 cairn_status ddp_weights_average(ddp_context *ddp, int64_t step, const struct ddp_weights_average_options *options) {
@@ -230,8 +217,7 @@ cairn_status ddp_weights_average(ddp_context *ddp, int64_t step, const struct dd
     if (st == CAIRN_OK) st = check_average(ddp);
     if (st == CAIRN_OK) st = cairn__calloc(ddp->num_shared, sizeof(works[0]), (void **)&works);
     TRY(cairn__group_agree_on_status(o.group, "ddp_weights_average", st));
-    st = average(ddp, o.group, works);
-    if (st != CAIRN_OK) st = end_average(ddp, o.group, works, st);
+    TRY(average(ddp, o.group, works));
 out:
     cairn__free(works);
     return st;

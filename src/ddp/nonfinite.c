@@ -52,24 +52,18 @@ static bool is_unsynced(const struct ddp_context *d) {
     return false;
 }
 
-/* Each rank has seen the sources of what it reduced itself. */
-static cairn_status unite(struct ddp_context *d) {
-    struct cairn__nonfinite all[CAIRN__MAX_RANKS];
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__group_exchange(d->channel, all, &d->nonfinite, sizeof(d->nonfinite)));
-    for (int r = 0; r < cairn_group_size(d->channel); r++) cairn__nonfinite_unite(&d->nonfinite, &all[r]);
-out:
-    return st;
-}
-
 cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *checked) {
     struct ddp_context *d = ctx;
+    struct cairn__nonfinite all[CAIRN__MAX_RANKS];
     cairn_status st = CAIRN_OK;
     *checked = false;
     if (is_unsynced(d)) return CAIRN_OK; /* of this rank alone: the others must go on to decide alike */
     d->checks_left = CHECKS;
     if (d->blind) return CAIRN_OK;
-    if (!cairn__group_checks_results(d->channel)) TRY(unite(d));
+    if (!cairn__group_checks_results(d->channel)) { /* each rank has seen the sources of what it reduced itself */
+        TRY(cairn__group_exchange(d->channel, all, &d->nonfinite, sizeof(d->nonfinite)));
+        for (int r = 0; r < cairn_group_size(d->channel); r++) cairn__nonfinite_unite(&d->nonfinite, &all[r]);
+    }
     *checked = true;
     *found |= d->nonfinite.found != 0;
     for (int r = 0; r < cairn_group_size(d->channel); r++) {

@@ -38,18 +38,6 @@ static size_t padded(size_t n, cairn_dtype dtype) {
 
 /* ---- one item ---- */
 
-static cairn_status open_draft(struct drafting *d, cairn_dtype dtype, size_t begin, struct draft **out) {
-    cairn_status st = CAIRN_OK;
-    if (d->open[dtype] == 0) {
-        TRY(cairn__grow((void **)&d->drafts, &d->capacity, d->count + 1, sizeof(d->drafts[0])));
-        d->drafts[d->count] = (struct draft){.bucket = {.dtype = dtype, .begin = begin}, .opened = d->count};
-        d->open[dtype] = ++d->count;
-    }
-    *out = &d->drafts[d->open[dtype] - 1];
-out:
-    return st;
-}
-
 static void close_draft(struct drafting *d, struct cairn__ddp_plan *plan, cairn_dtype dtype) {
     if (d->limits->slices && d->open[dtype]) {
         struct cairn__ddp_bucket *bucket = &d->drafts[d->open[dtype] - 1].bucket;
@@ -81,20 +69,26 @@ static cairn_status add_item(struct drafting *d, struct cairn__ddp_plan *plan, c
                              size_t when, struct cairn__ddp_place *place) {
     cairn_status st = CAIRN_OK;
     const size_t piece = piece_of(d->limits, item);
+    const cairn_dtype dtype = item->dtype;
     size_t left = item->n;
-    *place = (struct cairn__ddp_place){.offset = plan->arena[item->dtype]};
+    *place = (struct cairn__ddp_place){.offset = plan->arena[dtype]};
     do {
-        struct draft *draft = NULL;
         const size_t n = left < piece ? left : piece;
-        TRY(open_draft(d, item->dtype, plan->arena[item->dtype], &draft));
+        if (d->open[dtype] == 0) {
+            TRY(cairn__grow((void **)&d->drafts, &d->capacity, d->count + 1, sizeof(d->drafts[0])));
+            d->drafts[d->count] =
+                (struct draft){.bucket = {.dtype = dtype, .begin = plan->arena[dtype]}, .opened = d->count};
+            d->open[dtype] = ++d->count;
+        }
+        struct draft *const draft = &d->drafts[d->open[dtype] - 1];
         if (place->num_buckets++ == 0) place->bucket = draft->opened;
         draft->bucket.count++;
-        draft->bucket.n += padded(n, item->dtype);
+        draft->bucket.n += padded(n, dtype);
         draft->held += n;
         draft->last = when;
-        plan->arena[item->dtype] += padded(n, item->dtype);
+        plan->arena[dtype] += padded(n, dtype);
         left -= n;
-        if (piece < item->n || item->closes || is_full(d, draft)) close_draft(d, plan, item->dtype);
+        if (piece < item->n || item->closes || is_full(d, draft)) close_draft(d, plan, dtype);
     } while (left > 0);
 out:
     return st;

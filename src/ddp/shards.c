@@ -85,24 +85,6 @@ static void recycle_results(const struct ddp_context *d) {
     if (env->begin_step) (void)env->begin_step(env); /* they may show weights where these were */
 }
 
-/* Nothing here fails but a device that is lost. */
-static cairn_status cut(struct ddp_context *d, struct cairn__param_arrays *arrays) {
-    const int rank = cairn_group_rank(d->channel);
-    cairn_status st = CAIRN_OK;
-    for (size_t s = 0; s < d->num_slots; s++) {
-        const struct cairn__shard shard = shard_of(d, s, rank);
-        TRY(cairn__param_arrays_use(d->slots[s].param, &shard, &arrays[s]));
-    }
-    d->owns_weights = d->model != NULL;
-    for (size_t s = 0; d->owns_weights && s < d->num_slots; s++) {
-        void *const place = weights_at(d, d->slots[s].wire, d->plan.places[s].offset);
-        if (place) TRY(cairn__param_move(d->slots[s].param, place, false));
-    }
-    if (d->owns_weights) recycle_results(d);
-out:
-    return st;
-}
-
 cairn_status cairn__ddp_shards_begin(struct ddp_context *d) {
     struct cairn__param_arrays *arrays = NULL;
     cairn_status st = CAIRN_OK;
@@ -114,7 +96,17 @@ cairn_status cairn__ddp_shards_begin(struct ddp_context *d) {
         if (d->plan.arena[t])
             TRY(cairn_group_alloc(d->channel, d->plan.arena[t] * cairn_dtype_nbytes(t), &d->weights[t]));
     }
-    TRY(cut(d, arrays));
+    /* From here on nothing fails but a device that is lost. */
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const struct cairn__shard shard = shard_of(d, s, cairn_group_rank(d->channel));
+        TRY(cairn__param_arrays_use(d->slots[s].param, &shard, &arrays[s]));
+    }
+    d->owns_weights = d->model != NULL;
+    for (size_t s = 0; d->owns_weights && s < d->num_slots; s++) {
+        void *const place = weights_at(d, d->slots[s].wire, d->plan.places[s].offset);
+        if (place) TRY(cairn__param_move(d->slots[s].param, place, false));
+    }
+    if (d->owns_weights) recycle_results(d);
     d->rebuilt = true;
 out:
     free_arrays(d, arrays);
@@ -140,13 +132,6 @@ static void copy_part(const struct ddp_context *d, size_t s, size_t first, size_
     }
 }
 
-static void copy_own(const struct ddp_context *d, const struct cairn__ddp_bucket *bucket) {
-    for (size_t k = 0; k < bucket->count; k++) {
-        const struct cairn__shard shard = cairn__param_shard(d->slots[bucket->items[k]].param);
-        copy_part(d, bucket->items[k], shard.first, shard.n, true);
-    }
-}
-
 static void copy_others(const struct ddp_context *d, const struct cairn__ddp_bucket *bucket) {
     for (size_t k = 0; k < bucket->count; k++) {
         const struct cairn__param *p = d->slots[bucket->items[k]].param;
@@ -160,7 +145,10 @@ static cairn_status launch(struct ddp_context *d, size_t b) {
     const struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
     const size_t slice = bucket->n / (size_t)ranks_of(d);
     cairn_status st = CAIRN_OK;
-    if (!d->owns_weights) copy_own(d, bucket);
+    for (size_t k = 0; !d->owns_weights && k < bucket->count; k++) {
+        const struct cairn__shard shard = cairn__param_shard(d->slots[bucket->items[k]].param);
+        copy_part(d, bucket->items[k], shard.first, shard.n, true);
+    }
     void *const weights = weights_at(d, bucket->dtype, bucket->begin);
     const void *const own = weights_at(d, bucket->dtype, bucket->begin + (size_t)cairn_group_rank(d->channel) * slice);
     TRY(cairn_allgather(d->channel, weights, own, slice, bucket->dtype, &d->gathers[b].work));

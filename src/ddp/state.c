@@ -30,14 +30,6 @@ static struct cairn_env *env_of(const void *object) {
     return ((const ddp_context *)object)->set->env;
 }
 
-/* What buckets were planned by, or will be before the next backward; filled up with -1. */
-static void note_order(struct ddp_context *d) {
-    const bool comes = !d->rebuilt && d->backwards > 0 && d->num_arrived == d->num_slots;
-    const size_t *order = comes ? d->order : d->planned;
-    const size_t count = comes ? d->num_arrived : d->num_planned;
-    for (size_t i = 0; i < d->set->count; i++) d->listed[i] = i < count ? (int64_t)d->slots[order[i]].param->index : -1;
-}
-
 static cairn_status list(void *object, struct cairn__entries *entries) {
     struct ddp_context *d = object;
     const int64_t shape[] = {(int64_t)d->set->count};
@@ -46,7 +38,11 @@ static cairn_status list(void *object, struct cairn__entries *entries) {
             d->model ? "a backward is running: save and load after the step that follows it"
                      : "gradients are being averaged: call ddp_wait, and then cairn_step");
     if (!d->listed) TRY(cairn__calloc(d->set->count, sizeof(d->listed[0]), (void **)&d->listed));
-    note_order(d);
+    /* What buckets were planned by, or will be before the next backward; filled up with -1. */
+    const bool comes = !d->rebuilt && d->backwards > 0 && d->num_arrived == d->num_slots;
+    const size_t *order = comes ? d->order : d->planned;
+    const size_t known = comes ? d->num_arrived : d->num_planned;
+    for (size_t i = 0; i < d->set->count; i++) d->listed[i] = i < known ? (int64_t)d->slots[order[i]].param->index : -1;
     const enum cairn__entry_owner owner = spans_all(d) ? CAIRN__ENTRY_SHARED : CAIRN__ENTRY_RANK;
     TRY(cairn__entries_add_host_array(entries, owner, CAIRN_I64, 1, shape, d->listed, "order"));
     TRY(cairn__entries_add_i64(entries, owner, d->backwards, "backwards"));

@@ -96,16 +96,11 @@ static bool same_ranks(const cairn_group *a, const cairn_group *b) {
     return true;
 }
 
-/* NULL where no layer sends to these ranks. */
-static struct cairn__sync_channel *find_channel(const cairn_env *env, const cairn_group *group) {
-    struct cairn__sync_channel *c = env->places[CAIRN__PLACE_OF_DDP].at;
-    while (c && !same_ranks(c->group, group)) c = c->next;
-    return c;
-}
-
-static void end_channel(struct cairn__sync_channel *channel) {
+static void let_go(void *owner) {
+    struct cairn__sync_channel *channel = owner;
     struct cairn__place *const place = &channel->env->places[CAIRN__PLACE_OF_DDP];
     struct cairn__sync_channel *newer = place->at;
+    if (--channel->layers > 0) return;
     if (newer == channel) {
         place->at = channel->next;
     } else {
@@ -114,11 +109,6 @@ static void end_channel(struct cairn__sync_channel *channel) {
     }
     cairn_group_destroy(&channel->group);
     cairn__free(channel);
-}
-
-static void let_go(void *owner) {
-    struct cairn__sync_channel *channel = owner;
-    if (--channel->layers == 0) end_channel(channel);
 }
 
 /* ---- agreeing ---- */
@@ -241,7 +231,8 @@ static cairn_status synchronise(cairn_env *env, cairn_group *group, struct layer
     int64_t number = 0;
     cairn_status st = CAIRN_OK;
     if (cairn_group_size(group) > 1) {
-        l->channel = find_channel(env, group);
+        l->channel = env->places[CAIRN__PLACE_OF_DDP].at;
+        while (l->channel && !same_ranks(l->channel->group, group)) l->channel = l->channel->next;
         if (own == CAIRN_OK) own = check_owners(l);
         if (own == CAIRN_OK) own = cairn__calloc(1, sizeof(*spare), (void **)&spare);
         /* own: this rank's status. l->channel becomes one that all have, or NULL; *number is new to all. */
