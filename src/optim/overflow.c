@@ -54,14 +54,6 @@ static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set
     return (size_t)o->env->size;
 }
 
-/* Ranks that share updates have each looked at their shards. If this fails the group is dead: no step follows. */
-static void share_sum_flags(struct cairn_optimizer *o) {
-    for (size_t s = 0; s < o->num_sets; s++) {
-        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[s]);
-        if (sharers) (void)sharers->share_sum_flags(sharers->ctx);
-    }
-}
-
 bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint32_t *const *raises, size_t num_raises) {
     cairn__optimizer_forget_stale(o);
     size_t listed = 0;
@@ -83,7 +75,11 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
 
 bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *const *raises, size_t num_raises) {
     size_t listed = 0;
-    share_sum_flags(o);
+    /* Ranks that share updates have each looked at their shards. If this fails the group is dead: no step follows. */
+    for (size_t s = 0; s < o->num_sets; s++) {
+        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[s]);
+        if (sharers) (void)sharers->share_sum_flags(sharers->ctx);
+    }
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__taken *taken = &o->arrays.taken[listed];
         if (cairn__grad_take_accumulated_flag(o->arrays.params[i]->gradient, taken))

@@ -10,18 +10,16 @@ struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *o)
     return last;
 }
 
-static void send_scalars(const struct cairn_optimizer *o, const struct cairn__step_report *r) {
-    const int64_t step = (int64_t)r->number;
-    if (!cairn__trace_on()) return;
-    if (r->scale > 0) cairn__trace_scalar("optim", "loss_scale", step, r->scale);
-    if (o->num_groups > 0)
-        cairn__trace_scalar("optim", "lr", step, cairn__group_rates(&o->groups[0].schedule, r->steps, r->skipped).lr);
-    cairn__trace_scalar("optim", "skipped", step, (double)r->skipped);
-}
-
 static cairn_status tell(struct cairn_optimizer *o, const struct cairn__step_report *r) {
+    const int64_t step = (int64_t)r->number;
     cairn__trace("optim", r->stepped ? "step" : "step_skipped", r->steps + r->skipped, 0, 0);
-    send_scalars(o, r);
+    if (cairn__trace_on()) {
+        const struct cairn__param_group *first = o->groups;
+        if (r->scale > 0) cairn__trace_scalar("optim", "loss_scale", step, r->scale);
+        if (o->num_groups > 0)
+            cairn__trace_scalar("optim", "lr", step, cairn__group_rates(&first->schedule, r->steps, r->skipped).lr);
+        cairn__trace_scalar("optim", "skipped", step, (double)r->skipped);
+    }
     if (!o->guard.after) return CAIRN_OK;
     return o->guard.after(o->guard.ctx, r, o->arrays.report_overflows + r->number % CAIRN__REPORTS * (o->count + 1));
 }

@@ -59,17 +59,6 @@ typedef void (*list_pass)(struct cairn_device *d, const struct cairn__optim_item
                           enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
                           const struct cairn__rates *rates, const struct cairn__optim_state *state);
 
-static void run_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key, list_pass pass) {
-    size_t count = 0;
-    for (size_t i = group->first; i < group->first + group->count; i++) {
-        if (o->arrays.keys[i] == key) o->arrays.list[count++] = o->arrays.items[i];
-    }
-    if (count == 0) return;
-    pass(device_of(o), o->arrays.list, count, (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
-         (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES), &group->rule, &o->table.rates[group - o->groups],
-         o->state);
-}
-
 static void run_lists(struct cairn_optimizer *o, const struct cairn__param_group *group, list_pass pass) {
     enum { KEYS = 32 };
     static_assert(((int)CAIRN_BF16 + 1) * CAIRN__NUM_STORAGE_MODES <= KEYS, "a bit a key");
@@ -78,25 +67,28 @@ static void run_lists(struct cairn_optimizer *o, const struct cairn__param_group
         if (o->arrays.keys[i] >= 0) present |= 1u << o->arrays.keys[i];
     }
     for (int key = 0; key < KEYS; key++) {
-        if (present >> key & 1) run_list(o, group, key, pass);
-    }
-}
-
-/* From here on the direction is the gradient. */
-static void take_directions(struct cairn_optimizer *o, const struct cairn__param_group *group) {
-    for (size_t i = group->first; i < group->first + group->count; i++) {
-        struct cairn__optim_item *item = &o->arrays.items[i];
-        if (o->arrays.keys[i] < 0) continue;
-        item->grad = item->state[2];
-        item->factor = NULL;
-        o->arrays.keys[i] = (int)CAIRN_F32 * CAIRN__NUM_STORAGE_MODES + o->arrays.keys[i] % CAIRN__NUM_STORAGE_MODES;
+        size_t count = 0;
+        if (!(present >> key & 1)) continue;
+        for (size_t i = group->first; i < group->first + group->count; i++) {
+            if (o->arrays.keys[i] == key) o->arrays.list[count++] = o->arrays.items[i];
+        }
+        pass(device_of(o), o->arrays.list, count, (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
+             (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES), &group->rule,
+             &o->table.rates[group - o->groups], o->state);
     }
 }
 
 static void measure_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
     if (!cairn__rule_measures(&group->rule)) return;
     run_lists(o, group, device_of(o)->passes->measure);
-    if (group->rule.kind == CAIRN__OPTIM_LAMB) take_directions(o, group);
+    /* From here on the direction is the gradient. */
+    for (size_t i = group->first; group->rule.kind == CAIRN__OPTIM_LAMB && i < group->first + group->count; i++) {
+        struct cairn__optim_item *item = &o->arrays.items[i];
+        if (o->arrays.keys[i] < 0) continue;
+        item->grad = item->state[2];
+        item->factor = NULL;
+        o->arrays.keys[i] = (int)CAIRN_F32 * CAIRN__NUM_STORAGE_MODES + o->arrays.keys[i] % CAIRN__NUM_STORAGE_MODES;
+    }
 }
 
 /* all [ranks][o->count]: those of parameter i on every rank, together. */
@@ -190,16 +182,6 @@ out:
     return st;
 }
 
-/* All of them before any is updated: a step that fails here has changed no weight and no state. */
-static cairn_status prepare_groups(struct cairn_optimizer *o) {
-    cairn_status st = CAIRN_OK;
-    for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
-        if (g->kind->prepare) TRY(g->kind->prepare(o, g));
-    }
-out:
-    return st;
-}
-
 /* A group that has died since has not shared what decides on the step. */
 static cairn_status check_sharers(const struct cairn_optimizer *o) {
     char cause[900];
@@ -211,16 +193,6 @@ static cairn_status check_sharers(const struct cairn_optimizer *o) {
         return cairn__fail(st, "cairn_step: %s", cause);
     }
     return CAIRN_OK;
-}
-
-static cairn_status gather_weights(const struct cairn_optimizer *o) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < o->num_sets; i++) {
-        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[i]);
-        if (sharers) TRY(sharers->updated(sharers->ctx, o->arrays.params, o->count));
-    }
-out:
-    return st;
 }
 
 /* ---- the step ---- */
@@ -248,7 +220,10 @@ static cairn_status check(struct cairn_optimizer *o) {
             "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
     TRY(check_shards(o));
     TRY(check_sharers(o));
-    TRY(prepare_groups(o));
+    /* All of them before any is updated: a step that fails here has changed no weight and no state. */
+    for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
+        if (g->kind->prepare) TRY(g->kind->prepare(o, g));
+    }
     if (o->guard.before) return CAIRN_OK;
     warn_unguarded(o);
     TRY(cairn__optimizer_prepare(o));
@@ -304,7 +279,10 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
     device_of(o)->passes->step_end(device_of(o), end);
     cairn__params_consume(o->arrays.params, o->count);
     o->clipped = o->noted = false;
-    TRY(gather_weights(o));
+    for (size_t i = 0; i < o->num_sets; i++) {
+        const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[i]);
+        if (sharers) TRY(sharers->updated(sharers->ctx, o->arrays.params, o->count));
+    }
     TRY(cairn__device_check(device_of(o)));
     if (device_of(o)->capturing) return CAIRN_OK; /* what was before is no recording's failure */
     o->queued++;
