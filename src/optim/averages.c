@@ -54,10 +54,6 @@ static bool is_float(cairn_dtype t) {
     return t == CAIRN_F32 || t == CAIRN_F16 || t == CAIRN_BF16;
 }
 
-static size_t elements_of(const struct cairn__entry *e) {
-    return e->nbytes / cairn_dtype_nbytes(e->dtype);
-}
-
 /* The model's buffers, in an order that stays; entries is cleared by the caller. */
 static cairn_status list_buffers(const cairn_averages *a, struct cairn__entries *entries) {
     struct cairn_param_set *set = NULL;
@@ -65,29 +61,27 @@ static cairn_status list_buffers(const cairn_averages *a, struct cairn__entries 
     return a->model.ops->weights(a->model.object, &set, entries);
 }
 
-static void look_up_param(struct slot *s, const struct cairn__param *p) {
-    s->weights = p->master ? (void *)p->master : p->data;
-    s->type = p->master ? CAIRN_F32 : p->dtype;
-    s->is_exact = p->master || (p->dtype == CAIRN_F32 && !p->value_type);
-    s->n = p->n;
-}
-
 static cairn_status look_up(const char *call, cairn_averages *a) {
     cairn_status st = CAIRN_OK;
     struct cairn__entries entries = {.env = a->env};
     for (size_t i = 0; i < a->count; i++) {
         const struct cairn__param *p = a->set->params[i];
+        struct slot *s = &a->slots[i];
         if (p->master || p->value_type) TRY(cairn__param_check_whole(call, p));
-        look_up_param(&a->slots[i], p);
+        s->weights = p->master ? (void *)p->master : p->data;
+        s->type = p->master ? CAIRN_F32 : p->dtype;
+        s->is_exact = p->master || (p->dtype == CAIRN_F32 && !p->value_type);
+        s->n = p->n;
     }
     if (!a->uses_buffers) return CAIRN_OK;
     TRY(list_buffers(a, &entries));
     for (size_t i = 0; i < a->buffers && i < entries.count; i++) {
+        const struct cairn__entry *e = &entries.at[i];
         struct slot *s = &a->slots[a->count + i];
-        s->weights = entries.at[i].memory;
-        s->type = entries.at[i].dtype;
+        s->weights = e->memory;
+        s->type = e->dtype;
         s->is_exact = s->type == CAIRN_F32;
-        s->n = is_float(s->type) ? elements_of(&entries.at[i]) : 0;
+        s->n = is_float(s->type) ? e->nbytes / cairn_dtype_nbytes(e->dtype) : 0;
     }
 out:
     cairn__entries_clear(&entries);
@@ -263,18 +257,6 @@ out:
     return st;
 }
 
-static cairn_status make_backups(cairn_averages *a) {
-    cairn_status st = CAIRN_OK;
-    struct cairn_device *d = device_of(a);
-    if (!a->swapped) TRY(cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, SWAPPED * sizeof(float), (void **)&a->swapped));
-    for (struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
-        if (s->is_exact || s->backup || !s->n) continue;
-        TRY(cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, s->n * cairn_dtype_nbytes(s->type), &s->backup));
-    }
-out:
-    return st;
-}
-
 static cairn_status exchange(const cairn_averages *a, const struct slot *s) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(a);
@@ -302,7 +284,11 @@ cairn_status cairn_averages_apply(cairn_averages *averages) {
     TRY(check_between("cairn_averages_apply", a));
     struct cairn_device *d = device_of(a);
     TRY(look_up("cairn_averages_apply", a));
-    TRY(make_backups(a));
+    if (!a->swapped) TRY(cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, SWAPPED * sizeof(float), (void **)&a->swapped));
+    for (struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
+        if (s->is_exact || s->backup || !s->n) continue;
+        TRY(cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, s->n * cairn_dtype_nbytes(s->type), &s->backup));
+    }
     a->set->averages = a;
     for (const struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
         if (s->is_exact) {
@@ -315,18 +301,6 @@ cairn_status cairn_averages_apply(cairn_averages *averages) {
     round_weights(a);
     TRY(note_versions(a));
     TRY(cairn__device_check(d));
-out:
-    return st;
-}
-
-/* The next update takes the weights whole. */
-static cairn_status begin_anew(const cairn_averages *a) {
-    cairn_status st = CAIRN_OK;
-    struct cairn__average now;
-    begin_as_weights(a);
-    TRY(cairn__device_download(device_of(a), &now, a->state, sizeof(now)));
-    now.averaged = 0;
-    device_of(a)->passes->store(device_of(a), a->state, &now, sizeof(now));
 out:
     return st;
 }
@@ -350,7 +324,13 @@ cairn_status cairn_averages_restore(cairn_averages *averages) {
     }
     round_weights(a);
     a->set->averages = NULL;
-    if (is_changed) TRY(begin_anew(a));
+    if (is_changed) {
+        struct cairn__average now;
+        begin_as_weights(a);
+        TRY(cairn__device_download(d, &now, a->state, sizeof(now)));
+        now.averaged = 0; /* the next update takes the weights whole */
+        d->passes->store(d, a->state, &now, sizeof(now));
+    }
     TRY(cairn__device_check(d));
     REQUIRE(!is_changed, CAIRN_ESTATE,
             "cairn_averages_restore: weights were changed while the model had the averages, by a load or a replayed "
@@ -393,9 +373,15 @@ static struct cairn_env *env_of(const void *object) {
     return ((const cairn_averages *)object)->env;
 }
 
-static cairn_status list_averages(const cairn_averages *a, struct cairn__entries *entries) {
-    cairn_status st = CAIRN_OK;
+static cairn_status list(void *object, struct cairn__entries *entries) {
+    cairn_averages *a = object;
+    const enum cairn__entry_owner owner = cairn__params_entry_owner(a->set->params, a->count);
     struct cairn__entries buffers = {.env = a->env};
+    struct cairn__average now;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__param_set_check_own_weights("averages", a->set));
+    TRY(cairn__env_check_between_steps(a->env));
+    TRY(cairn__device_download(device_of(a), &now, a->state, sizeof(now)));
     for (size_t i = 0; i < a->count; i++) {
         const struct cairn__param *p = a->set->params[i];
         TRY(cairn__entries_add_array(entries, cairn__param_entry_owner(p), CAIRN_F32, p->ndim, p->shape,
@@ -408,23 +394,10 @@ static cairn_status list_averages(const cairn_averages *a, struct cairn__entries
         TRY(cairn__entries_add_array(entries, e->owner, CAIRN_F32, e->ndim, e->shape, a->slots[a->count + i].average,
                                      "buffer_average.%s", e->name));
     }
-out:
-    cairn__entries_clear(&buffers);
-    return st;
-}
-
-static cairn_status list(void *object, struct cairn__entries *entries) {
-    cairn_averages *a = object;
-    const enum cairn__entry_owner owner = cairn__params_entry_owner(a->set->params, a->count);
-    cairn_status st = CAIRN_OK;
-    struct cairn__average now;
-    TRY(cairn__param_set_check_own_weights("averages", a->set));
-    TRY(cairn__env_check_between_steps(a->env));
-    TRY(cairn__device_download(device_of(a), &now, a->state, sizeof(now)));
-    TRY(list_averages(a, entries));
     TRY(cairn__entries_add_i64(entries, owner, now.seen, "seen"));
     TRY(cairn__entries_add_i64(entries, owner, now.averaged, "averaged"));
 out:
+    cairn__entries_clear(&buffers);
     return st;
 }
 

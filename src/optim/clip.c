@@ -80,18 +80,6 @@ static void clip_uncounted(struct cairn_optimizer *o) {
     }
 }
 
-static cairn_status make_partner_norms(struct cairn_optimizer *o, size_t count) {
-    cairn_status st = CAIRN_OK;
-    if (count <= o->partner_norms_room) return CAIRN_OK;
-    cairn__device_free(o->env->device, o->partner_norms);
-    o->partner_norms = NULL;
-    o->partner_norms_room = 0;
-    TRY(cairn__device_alloc(o->env->device, CAIRN__HOLDS_STATE, count * sizeof(double), (void **)&o->partner_norms));
-    o->partner_norms_room = count;
-out:
-    return st;
-}
-
 /* Of host memory, *norms [*count], the first `theirs` of which each of size ranks has its own: those of all ranks take
  * their place, in the order of the ranks. */
 static cairn_status gather_from(cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes),
@@ -134,25 +122,19 @@ static cairn_status gather_norms(struct cairn_optimizer *o, size_t sharded, cons
     TRY(cairn__device_download(device_of(o), all, o->norms, *count * sizeof(all[0])));
     if (sharded) TRY(gather_from(sharers->gather, sharers->ctx, sharers->size, &all, sharded, count));
     if (partners) TRY(gather_from(partners->gather, partners->ctx, partners->size, &all, *count, count));
-    TRY(make_partner_norms(o, *count + 1));
+    const size_t room = *count + 1;
+    if (room > o->partner_norms_room) {
+        cairn__device_free(device_of(o), o->partner_norms);
+        o->partner_norms = NULL;
+        o->partner_norms_room = 0;
+        TRY(cairn__device_alloc(device_of(o), CAIRN__HOLDS_STATE, room * sizeof(double), (void **)&o->partner_norms));
+        o->partner_norms_room = room;
+    }
     TRY(cairn__device_upload(device_of(o), o->partner_norms, all, *count * sizeof(all[0])));
     *norms = o->partner_norms;
 out:
     cairn__free(all);
     return st;
-}
-
-/* Returns how many there are; *sharded: of how many, the first, other ranks have the rest. */
-static size_t list_norms(struct cairn_optimizer *o, size_t *sharded) {
-    size_t lists = 0;
-    for (int of_shards = 1; of_shards >= 0; of_shards--) {
-        for (size_t i = 0; i < o->count; i++) {
-            if (o->arrays.keys[i] < 0 || o->arrays.params[i]->is_sharded != (of_shards == 1)) continue;
-            (void)cairn__optimizer_norm_list(o, i, 0, &o->norms[lists++], &o->state->clip);
-        }
-        if (of_shards) *sharded = lists;
-    }
-    return lists;
 }
 
 /* What this rank finds out alone. */
@@ -169,14 +151,6 @@ out:
     return st;
 }
 
-static cairn_status may_clip(const struct cairn_optimizer *o, double max_norm, const double *norm) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__optimizer_check_sharers(o, "cairn_clip_grad_norm"));
-    TRY(cairn__optimizer_agree(o, "cairn_clip_grad_norm", check_clip(o, max_norm, norm)));
-out:
-    return st;
-}
-
 /* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of
  * sums: it would not say which backward overflowed. */
 cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm) {
@@ -185,7 +159,8 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     struct cairn_optimizer *o = optimizer;
     struct cairn_device *d = device_of(o);
     size_t lists = 0, sharded = 0;
-    st = may_clip(o, max_norm, norm);
+    st = cairn__optimizer_check_sharers(o, "cairn_clip_grad_norm");
+    if (st == CAIRN_OK) st = cairn__optimizer_agree(o, "cairn_clip_grad_norm", check_clip(o, max_norm, norm));
     if (st != CAIRN_OK) return st;
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
@@ -193,7 +168,13 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
     TRY(cairn__optimizer_read_grads(o));
     clip_uncounted(o);
-    lists = list_norms(o, &sharded);
+    for (int of_shards = 1; of_shards >= 0; of_shards--) { /* other ranks have the rest of the first lists */
+        for (size_t i = 0; i < o->count; i++) {
+            if (o->arrays.keys[i] < 0 || o->arrays.params[i]->is_sharded != (of_shards == 1)) continue;
+            (void)cairn__optimizer_norm_list(o, i, 0, &o->norms[lists++], &o->state->clip);
+        }
+        if (of_shards) sharded = lists;
+    }
     TRY(cairn__env_resolve(o->env));
     const double *norms = o->norms;
     TRY(gather_norms(o, sharded, &norms, &lists));

@@ -5,16 +5,6 @@
 #include "core/status.h"
 #include "optim/optim.h"
 
-/* Of what the device has left in listed, in the order of lists. A parameter without a gradient has the norm 0. */
-static void finish_norms(const struct cairn_optimizer *o, const double *listed, double *norms, float clip) {
-    for (size_t i = 0; i < o->count; i++) {
-        const struct cairn__grad *g = o->arrays.params[i]->gradient;
-        const int key = o->arrays.keys[i];
-        norms[i] = key > -2 ? 0 : listed[-2 - key];
-        if (cairn__grad_is_clipped(g)) norms[i] *= (double)clip;
-    }
-}
-
 /* What other ranks have of shards, too. */
 static cairn_status unite_shards(const struct cairn_optimizer *o, double *norms) {
     const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
@@ -42,16 +32,6 @@ static cairn_status check(const struct cairn_optimizer *o, const double *norms, 
     return cairn__params_check_settled("cairn_grad_norms", o->arrays.params, o->count);
 }
 
-static cairn_status may_read_norms(const struct cairn_optimizer *o, const double *norms, size_t count) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__device_refuse_recording(o->env->device,
-                                       "norms are not known yet; call cairn_grad_norms between replays"));
-    TRY(cairn__optimizer_check_sharers(o, "cairn_grad_norms"));
-    TRY(cairn__optimizer_agree(o, "cairn_grad_norms", check(o, norms, count)));
-out:
-    return st;
-}
-
 cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t count, double *total) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_grad_norms: optimizer is NULL");
     cairn_status st = CAIRN_OK;
@@ -60,7 +40,9 @@ cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t 
     double *all = NULL, *listed, squares = 0;
     size_t done = 0;
     float clip = 1;
-    st = may_read_norms(o, norms, count);
+    st = cairn__device_refuse_recording(d, "norms are not known yet; call cairn_grad_norms between replays");
+    if (st == CAIRN_OK) st = cairn__optimizer_check_sharers(o, "cairn_grad_norms");
+    if (st == CAIRN_OK) st = cairn__optimizer_agree(o, "cairn_grad_norms", check(o, norms, count));
     if (st != CAIRN_OK) return st;
     TRY(cairn__calloc(2 * o->count + 1, sizeof(all[0]), (void **)&all));
     listed = all + o->count;
@@ -73,7 +55,11 @@ cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t 
     }
     TRY(cairn__device_download(d, listed, o->norms, done * sizeof(listed[0])));
     TRY(cairn__device_download(d, &clip, &o->state->clip, sizeof(clip)));
-    finish_norms(o, listed, all, clip);
+    for (size_t i = 0; i < o->count; i++) { /* a parameter without a gradient has the norm 0 */
+        const int key = o->arrays.keys[i];
+        all[i] = key > -2 ? 0 : listed[-2 - key];
+        if (cairn__grad_is_clipped(o->arrays.params[i]->gradient)) all[i] *= (double)clip;
+    }
     TRY(unite_shards(o, all));
     for (size_t i = 0; i < o->count; i++) squares += all[i] * all[i];
     for (size_t i = 0; norms && i < o->count; i++) norms[i] = all[i];
