@@ -35,16 +35,13 @@ void cairn__rates_free(struct cairn_device *d, struct cairn__rate_table *table) 
     *table = (struct cairn__rate_table){0};
 }
 
-static void carry_used(const struct cairn__rate_table *from, const struct cairn__rate_table *to) {
+void cairn__rates_replace(cairn_optimizer *o, struct cairn__rate_table *table) {
+    const struct cairn__rate_table *from = &o->table;
     for (size_t r = 0; r < CAIRN__REPORTS; r++) {
-        for (size_t g = 0; g < to->groups; g++)
-            to->used[r * to->groups + g] =
+        for (size_t g = 0; g < table->groups; g++)
+            table->used[r * table->groups + g] =
                 g < from->groups ? from->used[r * from->groups + g] : (struct cairn__rates){NAN, NAN};
     }
-}
-
-void cairn__rates_replace(cairn_optimizer *o, struct cairn__rate_table *table) {
-    carry_used(&o->table, table);
     cairn__rates_free(device_of(o), &o->table);
     o->table = *table;
     for (size_t g = 0; g < o->num_groups; g++) cairn__rates_store(o, g);

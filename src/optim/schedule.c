@@ -286,39 +286,30 @@ struct laid_out {
     size_t count, nbytes;
 };
 
-static int64_t *behind(const struct laid_out *l) {
-    return (int64_t *)(void *)(l->parts + l->count);
-}
-
-static void fill(const options *o, struct laid_out *l) {
+/* options have been checked. Errors: CAIRN_ENOMEM. */
+static cairn_status lay_out(const options *o, struct laid_out *l) {
+    size_t milestones = o->kind == CAIRN_SCHEDULE_MULTI_STEP ? o->num_milestones : 0;
     options part;
-    for (size_t i = 0; i < l->count; i++) {
-        if (is_chain(o)) (void)read_options(o->parts[i], &part);
-        l->parts[i] = schedule_of(is_chain(o) ? &part : o);
-        if (o->kind == CAIRN_SCHEDULE_SEQUENCE && i > 0) l->parts[i].from = o->milestones[i - 1];
+    cairn_status st = CAIRN_OK;
+    l->count = is_chain(o) ? o->num_parts : 1;
+    for (size_t i = 0; is_chain(o) && i < l->count; i++) {
+        (void)read_options(o->parts[i], &part);
+        if (part.kind == CAIRN_SCHEDULE_MULTI_STEP) milestones += part.num_milestones;
     }
-    int64_t *to = behind(l);
+    l->nbytes = l->count * sizeof(l->parts[0]) + milestones * sizeof(int64_t);
+    TRY(cairn__calloc(l->nbytes, 1, (void **)&l->parts));
+    int64_t *to = (int64_t *)(void *)(l->parts + l->count);
     for (size_t i = 0; i < l->count; i++) {
         struct cairn__schedule *s = &l->parts[i];
+        if (is_chain(o)) (void)read_options(o->parts[i], &part);
+        *s = schedule_of(is_chain(o) ? &part : o);
+        if (o->kind == CAIRN_SCHEDULE_SEQUENCE && i > 0) s->from = o->milestones[i - 1];
         const size_t n = (size_t)s->num_milestones;
         if (n) memcpy(to, s->milestones, n * sizeof(to[0]));
         s->milestones = n ? to : NULL;
         to += n;
     }
-}
-
-/* options have been checked. Errors: CAIRN_ENOMEM. */
-static cairn_status lay_out(const options *o, struct laid_out *l) {
-    size_t milestones = o->kind == CAIRN_SCHEDULE_MULTI_STEP ? o->num_milestones : 0;
-    l->count = is_chain(o) ? o->num_parts : 1;
-    for (size_t i = 0; is_chain(o) && i < l->count; i++) {
-        options part;
-        (void)read_options(o->parts[i], &part);
-        if (part.kind == CAIRN_SCHEDULE_MULTI_STEP) milestones += part.num_milestones;
-    }
-    l->nbytes = l->count * sizeof(l->parts[0]) + milestones * sizeof(int64_t);
-    cairn_status st = cairn__calloc(l->nbytes, 1, (void **)&l->parts);
-    if (st == CAIRN_OK) fill(o, l);
+out:
     return st;
 }
 
@@ -376,17 +367,6 @@ out:
     return st;
 }
 
-static void take_schedule(cairn_optimizer *o, size_t g, const struct cairn__param_group *from) {
-    struct cairn__param_group *group = &o->groups[g];
-    cairn__group_drop_schedule(o->env->device, group);
-    if (from) {
-        group->schedule = from->schedule;
-        group->parts = from->parts;
-        group->device_parts = from->device_parts;
-    }
-    cairn__rates_store(o, g);
-}
-
 /* Groups [first, last), all or none. The device's counters are what a schedule begins with, so they are waited for. */
 static cairn_status set_schedules(cairn_optimizer *o, size_t first, size_t last,
                                   const struct cairn_schedule_options *given) {
@@ -400,7 +380,16 @@ static cairn_status set_schedules(cairn_optimizer *o, size_t first, size_t last,
     TRY(cairn__optimizer_read_reports(o));
     TRY(cairn__calloc(last - first, sizeof(fresh[0]), (void **)&fresh));
     for (; given && made < last; made++) TRY(make_schedule(o, given, made, &fresh[made - first]));
-    for (size_t g = first; g < last; g++) take_schedule(o, g, given ? &fresh[g - first] : NULL);
+    for (size_t g = first; g < last; g++) {
+        struct cairn__param_group *group = &o->groups[g], *from = &fresh[g - first];
+        cairn__group_drop_schedule(o->env->device, group);
+        if (given) {
+            group->schedule = from->schedule;
+            group->parts = from->parts;
+            group->device_parts = from->device_parts;
+        }
+        cairn__rates_store(o, g);
+    }
     made = first;
 out:
     for (size_t g = first; g < made; g++) cairn__group_drop_schedule(o->env->device, &fresh[g - first]);

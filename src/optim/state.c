@@ -70,21 +70,6 @@ static cairn_status list_param(const struct part *part, const struct cairn__para
                                   p->name);
 }
 
-/* By the names of their parameters. */
-static cairn_status list_missed(const struct part *part) {
-    const cairn_optimizer *o = part->o;
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < o->count; i++) {
-        const struct cairn__param *p = o->arrays.params[i];
-        char set[24];
-        name_set(o, p, set, sizeof(set));
-        TRY(cairn__entries_add_array(part->entries, cairn__param_entry_owner(p), CAIRN_I64, 0, NULL,
-                                     &o->arrays.missed[i], "%smissed.%s%s", part->prefix, set, p->name));
-    }
-out:
-    return st;
-}
-
 static cairn_status list_params(const struct part *part) {
     cairn_status st = CAIRN_OK;
     cairn_optimizer *const o = part->o;
@@ -93,9 +78,18 @@ static cairn_status list_params(const struct part *part) {
     for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
         for (size_t i = g->first; i < g->first + g->count; i++) TRY(list_param(part, g, i));
     }
-    if (part->entries->is_part) return list_missed(part);
-    TRY(cairn__entries_add_array(part->entries, part->owner, CAIRN_I64, 1, shape, o->arrays.missed, "%smissed",
-                                 part->prefix));
+    if (!part->entries->is_part) {
+        TRY(cairn__entries_add_array(part->entries, part->owner, CAIRN_I64, 1, shape, o->arrays.missed, "%smissed",
+                                     part->prefix));
+        return CAIRN_OK;
+    }
+    for (size_t i = 0; i < o->count; i++) { /* by the names of their parameters */
+        const struct cairn__param *p = o->arrays.params[i];
+        char set[24];
+        name_set(o, p, set, sizeof(set));
+        TRY(cairn__entries_add_array(part->entries, cairn__param_entry_owner(p), CAIRN_I64, 0, NULL,
+                                     &o->arrays.missed[i], "%smissed.%s%s", part->prefix, set, p->name));
+    }
 out:
     return st;
 }
@@ -115,26 +109,13 @@ static bool is_listed(const struct part *part, const char *name, bool has) {
     return cairn__entries_is_load(part->entries) ? cairn__entries_has(part->entries, "%s%s", part->prefix, name) : has;
 }
 
-/* The next step will be skipped: a loss that was given to this optimizer too overflowed, in another one's gradients or
- * itself. Listed only then; not where it was noted for gradients that are still there, with which it will be forgotten:
- * a step has used them, so they are not saved. */
-static cairn_status list_skip(const struct part *part, const struct cairn__optim_state *now) {
-    const cairn_optimizer *o = part->o;
-    struct cairn__overflow loss;
-    cairn_status st = CAIRN_OK;
-    if (!is_listed(part, "skip.micro_batch", now->skip && !o->noted)) return CAIRN_OK;
-    TRY(cairn__device_download(device_of(o), &loss, &o->arrays.overflows[o->count], sizeof(loss)));
-    TRY(add_i64(part, loss.micro_batch, "skip.micro_batch"));
-    TRY(add_i64(part, loss.rank, "skip.rank"));
-out:
-    return st;
-}
-
 static cairn_status list_counters(const struct part *part) {
+    const cairn_optimizer *o = part->o;
     struct cairn__optim_state now;
-    const struct cairn__step_report last = cairn__optimizer_last_report(part->o);
+    struct cairn__overflow loss;
+    const struct cairn__step_report last = cairn__optimizer_last_report(o);
     cairn_status st = CAIRN_OK;
-    TRY(cairn__device_download(device_of(part->o), &now, part->o->state, sizeof(now)));
+    TRY(cairn__device_download(device_of(o), &now, o->state, sizeof(now)));
     TRY(add_i64(part, now.steps, "steps"));
     TRY(add_i64(part, now.skipped, "skipped"));
     TRY(add_i64(part, (int64_t)now.ends, "ends"));
@@ -143,7 +124,14 @@ static cairn_status list_counters(const struct part *part) {
     TRY(add_f64(part, last.scale, "last.scale"));
     TRY(add_i64(part, last.scaler, "last.scaler"));
     TRY(add_i64(part, last.verdict, "last.verdict"));
-    TRY(list_skip(part, &now));
+    /* The next step will be skipped: a loss that was given to this optimizer too overflowed, in another one's gradients
+     * or itself. Listed only then; not where it was noted for gradients that are still there, with which it will be
+     * forgotten: a step has used them, so they are not saved. */
+    if (is_listed(part, "skip.micro_batch", now.skip && !o->noted)) {
+        TRY(cairn__device_download(device_of(o), &loss, &o->arrays.overflows[o->count], sizeof(loss)));
+        TRY(add_i64(part, loss.micro_batch, "skip.micro_batch"));
+        TRY(add_i64(part, loss.rank, "skip.rank"));
+    }
 out:
     return st;
 }
@@ -178,17 +166,6 @@ out:
     return st;
 }
 
-static cairn_status list_plateau(const struct part *part) {
-    const struct cairn__plateau *p = &part->o->plateau;
-    cairn_status st = CAIRN_OK;
-    if (!is_listed(part, "plateau.best", p->is_on)) return CAIRN_OK;
-    TRY(add_f64(part, p->best, "plateau.best"));
-    TRY(add_i64(part, p->bad, "plateau.bad"));
-    TRY(add_i64(part, p->cooling, "plateau.cooling"));
-out:
-    return st;
-}
-
 cairn_status cairn__optimizer_list_state(cairn_optimizer *o, const char *prefix, struct cairn__entries *entries) {
     const struct part part = {o, entries, prefix, cairn__params_entry_owner(o->arrays.params, o->count)};
     char groups[64];
@@ -204,7 +181,11 @@ cairn_status cairn__optimizer_list_state(cairn_optimizer *o, const char *prefix,
     TRY(list_params(&part));
     TRY(list_counters(&part));
     for (size_t g = 0; g < o->num_groups; g++) TRY(list_group(&part, g));
-    TRY(list_plateau(&part));
+    if (is_listed(&part, "plateau.best", o->plateau.is_on)) {
+        TRY(add_f64(&part, o->plateau.best, "plateau.best"));
+        TRY(add_i64(&part, o->plateau.bad, "plateau.bad"));
+        TRY(add_i64(&part, o->plateau.cooling, "plateau.cooling"));
+    }
 out:
     return st;
 }
@@ -277,18 +258,6 @@ static void take_fields(const struct loaded *l, size_t g, struct cairn__param_gr
     }
 }
 
-/* One by one, and then as create checks them. */
-static cairn_status check_fields(const struct loaded *l, size_t g) {
-    const struct cairn__optimizer_kind *kind = l->o->groups[g].kind;
-    struct cairn__param_group loaded = l->o->groups[g];
-    cairn_status st = CAIRN_OK;
-    for (const struct cairn__group_field *f = kind->fields; f && f->name; f++) TRY(check_field(l, g, f));
-    take_fields(l, g, &loaded);
-    if (kind->check) TRY(kind->check(kind, &loaded));
-out:
-    return st;
-}
-
 static cairn_status check_groups(const struct loaded *l) {
     const struct cairn_optimizer *o = l->o;
     char groups[64];
@@ -298,11 +267,16 @@ static cairn_status check_groups(const struct loaded *l) {
             "%s: it was saved with %lld groups of parameters, and has %zu", o->kind->name, (long long)i64_of(l, groups),
             o->num_groups);
     for (size_t g = 0; g < o->num_groups; g++) {
+        struct cairn__param_group loaded = o->groups[g];
+        const struct cairn__optimizer_kind *kind = loaded.kind;
         const int64_t count = group_i64(l, g, "params");
         REQUIRE(l->entries->is_part || count == (int64_t)o->groups[g].count, CAIRN_EINVAL,
                 "%s: group %zu was saved with %lld parameters, and has %zu", o->kind->name, g, (long long)count,
                 o->groups[g].count);
-        TRY(check_fields(l, g));
+        /* One by one, and then as create checks them. */
+        for (const struct cairn__group_field *f = kind->fields; f && f->name; f++) TRY(check_field(l, g, f));
+        take_fields(l, g, &loaded);
+        if (kind->check) TRY(kind->check(kind, &loaded));
         const int64_t origin = group_i64(l, g, "schedule_origin");
         REQUIRE(origin >= -MAX_STEPS && origin <= MAX_STEPS, CAIRN_EINVAL, /* below 0: options.first_step */
                 "%s: the schedule of group %zu began at step %lld", o->kind->name, g, (long long)origin);
@@ -358,36 +332,26 @@ static cairn_status check_waiting(const struct loaded *l) {
 }
 
 /* Moments that are not wanted yet begin at 0 when they are. */
-static void take_waiting_group(const struct loaded *l, const struct cairn__param_group *group) {
-    struct cairn_device *d = device_of(l->o);
-    const struct cairn__optim_arrays *of = &l->o->arrays;
-    for (size_t i = group->first; i < group->first + group->count; i++) {
-        of->moments[i].waits = waits(l, i);
-        for (int s = 0; of->moments[i].waits && s < CAIRN__MAX_STATES; s++) {
-            const size_t n = cairn__rule_elements(&group->rule, s, cairn__param_shard(of->params[i]).n);
-            float *const array = of->moments[i].array[s];
-            if (array) d->passes->fill(d, CAIRN_F32, array, n, 0.0f);
+static void take_waiting(const struct loaded *l) {
+    struct cairn_optimizer *o = l->o;
+    struct cairn_device *d = device_of(o);
+    const struct cairn__optim_arrays *of = &o->arrays;
+    for (const struct cairn__param_group *group = o->groups; group < o->groups + o->num_groups; group++) {
+        for (size_t i = group->first; i < group->first + group->count; i++) {
+            of->moments[i].waits = waits(l, i);
+            for (int s = 0; of->moments[i].waits && s < CAIRN__MAX_STATES; s++) {
+                const size_t n = cairn__rule_elements(&group->rule, s, cairn__param_shard(of->params[i]).n);
+                float *const array = of->moments[i].array[s];
+                if (array) d->passes->fill(d, CAIRN_F32, array, n, 0.0f);
+            }
         }
     }
-}
-
-static void take_waiting(const struct loaded *l) {
-    for (size_t g = 0; !l->o->kind->is_user && g < l->o->num_groups; g++) take_waiting_group(l, &l->o->groups[g]);
 }
 
 static bool has(const struct loaded *l, const char *name) {
     char whole[128];
     snprintf(whole, sizeof(whole), "%s%s", l->prefix, name);
     return cairn__entries_find(l->entries, whole) != NULL;
-}
-
-static void take_group(const struct loaded *l, size_t g) {
-    struct cairn__param_group *group = &l->o->groups[g];
-    char name[64];
-    take_fields(l, g, group);
-    group_name(g, "schedule_origin", name);
-    if (group->parts && has(l, name)) group->schedule.origin = i64_of(l, name);
-    cairn__rates_store(l->o, g);
 }
 
 /* The last report is told anew, so that getters speak of the last step; the ring goes on behind it. */
@@ -442,9 +406,16 @@ cairn_status cairn__optimizer_state_loaded(cairn_optimizer *o, const char *prefi
     cairn_status st = CAIRN_OK;
     TRY(cairn__optimizer_check_state(o, prefix, entries));
     TRY(check_missed(&l));
-    take_waiting(&l);
+    if (!o->kind->is_user) take_waiting(&l);
     take_counters(&l);
-    for (size_t g = 0; g < o->num_groups; g++) take_group(&l, g);
+    for (size_t g = 0; g < o->num_groups; g++) {
+        struct cairn__param_group *group = &o->groups[g];
+        char name[64];
+        take_fields(&l, g, group);
+        group_name(g, "schedule_origin", name);
+        if (group->parts && has(&l, name)) group->schedule.origin = i64_of(&l, name);
+        cairn__rates_store(o, g);
+    }
     if (o->plateau.is_on && has(&l, "plateau.best")) {
         o->plateau.best = f64_of(&l, "plateau.best");
         o->plateau.bad = i64_of(&l, "plateau.bad");
