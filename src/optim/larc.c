@@ -19,23 +19,11 @@ out:
     return st;
 }
 
-static cairn_status read_options(const struct cairn_larc_options *options, struct cairn__larc *out) {
-    cairn_status st = CAIRN_OK;
-    struct cairn_larc_options h = CAIRN_LARC_OPTIONS_INIT;
-    *out = (struct cairn__larc){.is_on = false};
-    if (!options) return CAIRN_OK;
-    TRY(cairn__options_read(&h, sizeof(h), options, "cairn_larc_options"));
-    *out =
-        (struct cairn__larc){.trust = h.trust_coefficient, .eps = h.eps, .is_on = true, .scales = h.clip == CAIRN_OFF};
-    TRY(cairn__check_larc(GROUPS, out));
-out:
-    return st;
-}
-
 /* Groups [first, end). */
 static cairn_status set_groups(cairn_optimizer *o, size_t first, size_t end, const struct cairn_larc_options *options) {
     cairn_status st = CAIRN_OK;
-    struct cairn__larc larc;
+    struct cairn_larc_options h = CAIRN_LARC_OPTIONS_INIT;
+    struct cairn__larc larc = {.is_on = false};
     for (size_t g = first; g < end; g++) {
         REQUIRE(o->groups[g].kind->takes_larc, CAIRN_EINVAL,
                 GROUPS
@@ -46,7 +34,14 @@ static cairn_status set_groups(cairn_optimizer *o, size_t first, size_t end, con
     REQUIRE(o->env->graphs == 0, CAIRN_ESTATE,
             GROUPS ": a captured graph has recorded the update; destroy the graph first");
     TRY(cairn__device_refuse_recording(o->env->device, "set LARC before the graph is captured"));
-    TRY(read_options(options, &larc));
+    if (options) {
+        TRY(cairn__options_read(&h, sizeof(h), options, "cairn_larc_options"));
+        larc = (struct cairn__larc){.trust = h.trust_coefficient,
+                                    .eps = h.eps,
+                                    .is_on = true,
+                                    .scales = h.clip == CAIRN_OFF};
+        TRY(cairn__check_larc(GROUPS, &larc));
+    }
     for (size_t g = first; g < end; g++) o->groups[g].rule.larc = larc;
 out:
     return st;

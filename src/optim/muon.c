@@ -140,21 +140,19 @@ out:
     return st;
 }
 
-static float adjusted(const struct cairn__muon *h, struct matrix a) {
-    const double rows = (double)a.rows, cols = (double)a.cols;
-    return (float)(h->matches_rms ? 0.2 * sqrt(fmax(rows, cols)) : sqrt(fmax(1, rows / cols)));
-}
-
 static void apply(struct cairn_optimizer *o, const struct cairn__param_group *group, size_t i,
                   const struct scratch *at) {
     struct cairn_device *d = o->env->device;
     struct cairn__optim_item item = o->arrays.items[i];
+    const struct matrix a = matrix_of(o->arrays.params[i]);
+    const double rows = (double)a.rows, cols = (double)a.cols;
+    const double adjust = group->muon.matches_rms ? 0.2 * sqrt(fmax(rows, cols)) : sqrt(fmax(1, rows / cols));
     const enum cairn__weight_mode mode = (enum cairn__weight_mode)(o->arrays.keys[i] % CAIRN__NUM_STORAGE_MODES);
     const struct cairn__optim_rule rule = {.kind = CAIRN__OPTIM_SGD, .sgd = {.weight_decay = group->muon.weight_decay}};
     for (int s = 0; s < CAIRN__MAX_STATES; s++) item.state[s] = NULL;
     item.grad = at->x;
     item.factor = &at->s->adjust;
-    store(d, &at->s->adjust, adjusted(&group->muon, matrix_of(o->arrays.params[i])));
+    store(d, &at->s->adjust, (float)adjust);
     d->passes->update(d, &item, 1, CAIRN_F32, mode, &rule, &o->table.rates[group - o->groups], &at->s->state);
 }
 

@@ -153,12 +153,6 @@ static void show_moments(struct cairn_optimizer *o) {
     }
 }
 
-static cairn_status check_owner(const char *kind, const struct cairn__param *p, bool again) {
-    REQUIRE(!again, CAIRN_EINVAL, "%s: parameter '%s' is given twice", kind, p->name);
-    REQUIRE(!p->owner, CAIRN_EINVAL, "%s: parameter '%s' belongs to an optimizer already", kind, p->name);
-    return CAIRN_OK;
-}
-
 /* Notes owners on the way, so that one that is given twice is found; takes the notes back on failure. */
 static cairn_status pick(struct cairn_optimizer *o, struct cairn_param_set *set, const size_t *indices, size_t count,
                          struct cairn__param **params) {
@@ -171,9 +165,13 @@ static cairn_status pick(struct cairn_optimizer *o, struct cairn_param_set *set,
                              index, set->count);
             break;
         }
-        st = check_owner(o->kind->name, set->params[index], set->params[index]->owner == o);
-        if (st != CAIRN_OK) break;
-        params[i] = set->params[index];
+        struct cairn__param *const p = set->params[index];
+        if (p->owner) {
+            st = cairn__fail(CAIRN_EINVAL, "%s: parameter '%s' %s", o->kind->name, p->name,
+                             p->owner == o ? "is given twice" : "belongs to an optimizer already");
+            break;
+        }
+        params[i] = p;
         own(params[i], o);
     }
     for (size_t k = 0; st != CAIRN_OK && k < i; k++) own(params[k], NULL);
@@ -213,18 +211,6 @@ out:
     return st;
 }
 
-static cairn_status make_room(struct cairn_optimizer *o, struct cairn__rate_table *table, double **norms,
-                              size_t count) {
-    struct cairn_device *d = device_of(o);
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__grow((void **)&o->groups, &o->groups_capacity, o->num_groups + 1, sizeof(o->groups[0])));
-    TRY(cairn__grow((void **)&o->sets, &o->sets_capacity, o->num_sets + 1, sizeof(o->sets[0])));
-    TRY(cairn__rates_make(d, o->num_groups + 1, table));
-    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (count + 1) * sizeof(double), (void **)norms));
-out:
-    return st;
-}
-
 /* Cannot fail. */
 static void take_over(struct cairn_optimizer *o, struct cairn__optim_arrays *arrays, struct cairn__rate_table *table,
                       double *norms, size_t count, const struct cairn__param_group *group,
@@ -258,7 +244,10 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     bool picked = false;
     TRY(check_group(o, kind, set, added, group));
     TRY(make_arrays(d, count, (o->num_sets + 1) * (size_t)o->env->size, &fresh));
-    TRY(make_room(o, &table, &norms, count));
+    TRY(cairn__grow((void **)&o->groups, &o->groups_capacity, o->num_groups + 1, sizeof(o->groups[0])));
+    TRY(cairn__grow((void **)&o->sets, &o->sets_capacity, o->num_sets + 1, sizeof(o->sets[0])));
+    TRY(cairn__rates_make(d, o->num_groups + 1, &table));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (count + 1) * sizeof(double), (void **)&norms));
     TRY(cairn__param_set_make_flags(set));
     TRY(pick(o, set, indices, added, fresh.params + o->count));
     picked = true;

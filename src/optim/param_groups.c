@@ -38,11 +38,6 @@ struct sorting {
     size_t *ends;    /* [count]: rule i has indices [ends[i - 1], ends[i]) */
 };
 
-static void end_sorting(struct sorting *s) {
-    cairn__free(s->indices);
-    cairn__free(s->ends);
-}
-
 static cairn_status sort(const char *kind, const struct cairn_param_set *set, const cairn_group_rule *rules,
                          size_t count, struct sorting *s) {
     cairn_status st = CAIRN_OK;
@@ -180,7 +175,8 @@ cairn_status cairn__optimizer_create_grouped(const struct cairn__optimizer_kind 
     optimizer = NULL;
 out:
     cairn_optimizer_destroy(&optimizer);
-    end_sorting(&s);
+    cairn__free(s.indices);
+    cairn__free(s.ends);
     cairn__free(rules);
     return st;
 }
