@@ -109,11 +109,7 @@ static cairn_status compare(const struct terms *all, int ranks) {
             "half type and loss scale",
             r);
     }
-    return CAIRN_OK;
-}
-
-/* A step that clips by the norm of all stages needs all of them. */
-static cairn_status compare_norms(const struct terms *all, int ranks) {
+    /* A step that clips by the norm of all stages needs all of them. */
     int first = 0;
     while (first < ranks && !all[first].has_optimizer) first++;
     for (int r = first; r < ranks; r++) {
@@ -140,7 +136,6 @@ static cairn_status agree(cairn_pipeline *p, cairn_group *group, int *with_optim
     TRY(cairn__group_make_room(group, "cairn_pipeline_create", sizeof(mine), (void **)&all));
     TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
     TRY(compare(all, p->ranks));
-    TRY(compare_norms(all, p->ranks));
     *with_optimizer = 0;
     for (int r = 0; r < p->ranks; r++) *with_optimizer += all[r].has_optimizer != 0;
 out:
@@ -191,14 +186,6 @@ out:
 
 /* ---- making and ending ---- */
 
-static cairn_status make_anchors(cairn_pipeline *p) {
-    for (int i = 0; i < 2; i++) {
-        p->anchors[i] = cairn_zeros(p->env, CAIRN_F32, 0, NULL);
-        if (!p->anchors[i]) return cairn__last_status();
-    }
-    return cairn_tensor_require_grad(p->anchors[1]);
-}
-
 static void count_users(const cairn_pipeline *p, int more) {
     for (int i = 0; i < p->chunks; i++) cairn_module_params(p->modules[i])->users += more;
 }
@@ -221,7 +208,11 @@ static cairn_status make(cairn_module *const *modules, int num_modules, const ca
     count_users(p, 1);
     TRY(cairn__calloc((size_t)num_modules, sizeof(p->ddp[0]), (void **)&p->ddp));
     if (o->ddp) memcpy(p->ddp, o->ddp, (size_t)num_modules * sizeof(p->ddp[0]));
-    TRY(make_anchors(p));
+    for (int i = 0; i < 2; i++) {
+        p->anchors[i] = cairn_zeros(p->env, CAIRN_F32, 0, NULL);
+        if (!p->anchors[i]) return cairn__last_status();
+    }
+    TRY(cairn_tensor_require_grad(p->anchors[1]));
 out:
     return st;
 }

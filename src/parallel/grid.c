@@ -22,26 +22,19 @@ static cairn_status check(const cairn_env *env, int *replicas, int *stages) {
     return CAIRN_OK;
 }
 
-static cairn_status split(cairn_env *env, int stages, cairn_grid *grid) {
-    cairn_group *all = cairn_env_group(env);
-    cairn_status st = CAIRN_OK;
-    grid->rank = cairn_env_rank(env);
-    grid->stage = cairn_env_rank(env) % stages;
-    grid->replica = cairn_env_rank(env) / stages;
-    TRY(cairn_group_split(all, grid->replica, grid->stage, NULL, &grid->stages));
-    TRY(cairn_group_split(all, grid->stage, grid->replica, NULL, &grid->replicas));
-out:
-    return st;
-}
-
 cairn_status cairn_grid_create(cairn_env *env, int replicas, int stages, cairn_grid **out) {
     REQUIRE(env && out, CAIRN_EINVAL, "cairn_grid_create: env and out must be set");
     cairn_status st = CAIRN_OK;
+    cairn_group *all = cairn_env_group(env);
     cairn_grid *grid = NULL;
     st = check(env, &replicas, &stages);
     if (st == CAIRN_OK) st = cairn__calloc(1, sizeof(*grid), (void **)&grid);
-    TRY(cairn__group_agree_on_status(cairn_env_group(env), "cairn_grid_create", st));
-    TRY(split(env, stages, grid));
+    TRY(cairn__group_agree_on_status(all, "cairn_grid_create", st));
+    grid->rank = cairn_env_rank(env);
+    grid->stage = grid->rank % stages;
+    grid->replica = grid->rank / stages;
+    TRY(cairn_group_split(all, grid->replica, grid->stage, NULL, &grid->stages));
+    TRY(cairn_group_split(all, grid->stage, grid->replica, NULL, &grid->replicas));
     cairn__log_enter_place(grid->rank, grid->replica, grid->stage);
     if (grid->rank == 0) cairn__log(CAIRN_LOG_INFO, "grid: replicas %d, stages %d", replicas, stages);
     *out = grid;

@@ -99,35 +99,6 @@ static cairn_status compare(const struct call *all, int ranks) {
     return CAIRN_OK;
 }
 
-static uint64_t hash_terms(const struct call *all, int ranks) {
-    uint64_t hash = cairn__hash_word(CAIRN__HASH_START, (uint64_t)all[0].trains);
-    hash = cairn__hash_word(hash, (uint64_t)all[0].rows);
-    for (int i = 0; i < ranks; i++) hash = cairn__hash_word(hash, all[i].shapes);
-    return hash;
-}
-
-static void cut(struct run *r, int64_t rows) {
-    const struct cairn_pipeline_options *o = &r->p->options;
-    r->rows = rows;
-    r->split = o->split_size ? o->split_size : (rows + o->n_microbatches - 1) / o->n_microbatches;
-    r->micro_batches = (int)((rows + r->split - 1) / r->split);
-}
-
-/* Of any type. */
-static cairn_status make_losses(const struct run *r) {
-    cairn_pipeline *p = r->p;
-    const size_t nbytes = (size_t)r->micro_batches * sizeof(double);
-    cairn_status st = CAIRN_OK;
-    if (nbytes <= p->losses_room) return CAIRN_OK;
-    cairn__device_free(p->env->device, p->losses);
-    p->losses = NULL;
-    p->losses_room = 0;
-    TRY(cairn__device_alloc(p->env->device, CAIRN__HOLDS_STATE, nbytes, &p->losses));
-    p->losses_room = nbytes;
-out:
-    return st;
-}
-
 static cairn_status make_lists(struct run *r) {
     cairn_pipeline *p = r->p;
     const size_t count = (size_t)p->chunks * (size_t)r->micro_batches;
@@ -137,13 +108,21 @@ static cairn_status make_lists(struct run *r) {
     memset(p->flights, 0, count * sizeof(p->flights[0]));
     cairn__pipeline_plan(p->options.schedule, p->rank, p->ranks, p->chunks, r->micro_batches, p->actions);
     if (r->trains) p->in_flight = cairn__pipeline_plan_in_flight(p->actions, 2 * count);
-    if (r->wants_loss) TRY(make_losses(r));
+    const size_t nbytes = (size_t)r->micro_batches * sizeof(double); /* losses of any type */
+    if (r->wants_loss && nbytes > p->losses_room) {
+        cairn__device_free(p->env->device, p->losses);
+        p->losses = NULL;
+        p->losses_room = 0;
+        TRY(cairn__device_alloc(p->env->device, CAIRN__HOLDS_STATE, nbytes, &p->losses));
+        p->losses_room = nbytes;
+    }
 out:
     return st;
 }
 
 static cairn_status begin(struct run *r, const char *name) {
     cairn_pipeline *p = r->p;
+    const struct cairn_pipeline_options *o = &p->options;
     struct call all[CAIRN__MAX_RANKS],
         mine = {.trains = r->trains, .has_results = r->wants_loss || r->output, .shapes = hash_shapes(r)};
     uint64_t largest = 0;
@@ -159,20 +138,15 @@ static cairn_status begin(struct run *r, const char *name) {
     for (int i = 0; i < p->ranks; i++) largest = all[i].largest > largest ? all[i].largest : largest;
     TRY(cairn__hop_share(&p->ahead, (size_t)largest));
     TRY(cairn__hop_share(&p->back, (size_t)largest));
-    cut(r, all[0].rows);
-    r->terms = hash_terms(all, p->ranks);
+    r->rows = all[0].rows;
+    r->split = o->split_size ? o->split_size : (r->rows + o->n_microbatches - 1) / o->n_microbatches;
+    r->micro_batches = (int)((r->rows + r->split - 1) / r->split);
+    r->terms = cairn__hash_word(CAIRN__HASH_START, (uint64_t)all[0].trains);
+    r->terms = cairn__hash_word(r->terms, (uint64_t)r->rows);
+    for (int i = 0; i < p->ranks; i++) r->terms = cairn__hash_word(r->terms, all[i].shapes);
     r->has_results = all[p->ranks - 1].has_results != 0;
 out:
     return st;
-}
-
-/* The messages of a call follow from what all ranks have said before it. */
-static void begin_messages(const struct run *r) {
-    cairn_pipeline *p = r->p;
-    const bool is_known = r->terms == p->terms;
-    p->terms = 0;
-    cairn__hop_begin(&p->ahead, is_known);
-    cairn__hop_begin(&p->back, is_known);
 }
 
 /* ---- forward ---- */
@@ -185,12 +159,6 @@ static int64_t rows_of(const struct run *r, int m) {
 static cairn_tensor *part_of(const struct run *r, cairn_tensor *batch, int m) {
     const int64_t first = (int64_t)m * r->split;
     return r->micro_batches == 1 ? batch : cairn_slice(batch, 0, first, first + rows_of(r, m), 1);
-}
-
-static cairn_tensor *call_forward(const cairn_pipeline *p, int chunk, cairn_tensor *x, int m) {
-    if (!x) return NULL;
-    if (p->options.forward) return p->options.forward(p->options.ctx, p->modules[chunk], x, m);
-    return p->ddp[chunk] ? ddp_forward(p->ddp[chunk], x) : cairn_module_forward(p->modules[chunk], x);
 }
 
 /* What a user's function returned. */
@@ -249,17 +217,6 @@ out:
     return st;
 }
 
-static cairn_status keep_loss(struct run *r, int m, const cairn_tensor *loss) {
-    const cairn_dtype dtype = cairn_tensor_dtype(loss);
-    const size_t nbytes = cairn_dtype_nbytes(dtype);
-    if (!r->wants_loss) return CAIRN_OK;
-    if (m == 0) r->loss_type = dtype;
-    REQUIRE(dtype == r->loss_type, CAIRN_EINVAL, "pipeline: the loss of micro-batch %d is %s and that of the first %s",
-            m, cairn_dtype_name(dtype), cairn_dtype_name(r->loss_type));
-    return cairn__device_copy(r->p->env->device, (char *)r->p->losses + (size_t)m * nbytes, cairn__tensor_values(loss),
-                              nbytes);
-}
-
 /* The mean over the batch: once all is queued, since a GPU is waited for. */
 static cairn_status read_loss(struct run *r) {
     cairn_status st = CAIRN_OK;
@@ -290,7 +247,16 @@ static cairn_status finish_output(struct run *r, int m, cairn_tensor *y, struct 
     TRY(check_made(loss, "the loss function", failures));
     REQUIRE(cairn_tensor_numel(loss) == 1, CAIRN_EINVAL,
             "pipeline: the loss function returned %zu elements; it must be one", cairn_tensor_numel(loss));
-    TRY(keep_loss(r, m, loss));
+    if (r->wants_loss) {
+        const cairn_dtype dtype = cairn_tensor_dtype(loss);
+        const size_t nbytes = cairn_dtype_nbytes(dtype);
+        if (m == 0) r->loss_type = dtype;
+        REQUIRE(dtype == r->loss_type, CAIRN_EINVAL,
+                "pipeline: the loss of micro-batch %d is %s and that of the first %s", m, cairn_dtype_name(dtype),
+                cairn_dtype_name(r->loss_type));
+        TRY(cairn__device_copy(p->env->device, (char *)p->losses + (size_t)m * nbytes, cairn__tensor_values(loss),
+                               nbytes));
+    }
     if (!r->trains) return CAIRN_OK;
     flight->from = r->micro_batches == 1 ? loss : cairn_mul_scalar(loss, part);
     if (!flight->from) return cairn__last_status();
@@ -307,7 +273,9 @@ static cairn_status run_forward(struct run *r, int chunk, int m) {
     cairn_status st = CAIRN_OK;
     const size_t mark = cairn__inside_begin(p->env);
     cairn_tensor *x = is_first ? part_of(r, r->input, m) : cairn__pipeline_receive(p, chunk, m, flight);
-    cairn_tensor *y = call_forward(p, chunk, x, m);
+    cairn_tensor *y = NULL;
+    if (x && p->options.forward) y = p->options.forward(p->options.ctx, p->modules[chunk], x, m);
+    else if (x) y = p->ddp[chunk] ? ddp_forward(p->ddp[chunk], x) : cairn_module_forward(p->modules[chunk], x);
     TRY(check_made(y, "a stage's forward", failures));
     TRY(is_last ? finish_output(r, m, y, flight) : send_output(r, chunk, m, y, flight));
 out:
@@ -384,22 +352,17 @@ static cairn_status keep_unsynced(const struct run *r, int chunk, bool on) {
     return is_one || r->stays_unsynced ? CAIRN_OK : ddp_no_sync(p->ddp[chunk], on);
 }
 
-static cairn_status begin_unsynced(struct run *r) {
-    const cairn_pipeline *p = r->p;
-    cairn_status st = CAIRN_OK;
-    r->stays_unsynced = is_unsynced(p);
-    for (int i = 0; i < p->chunks; i++) TRY(keep_unsynced(r, i, true));
-out:
-    return st;
-}
-
 /* ---- all of it ---- */
 
 static cairn_status run_actions(struct run *r) {
-    const cairn_pipeline *p = r->p;
+    cairn_pipeline *p = r->p;
+    /* The messages of a call follow from what all ranks have said before it. */
+    const bool is_known = r->terms == p->terms;
     const size_t count = 2 * (size_t)p->chunks * (size_t)r->micro_batches;
     cairn_status st = CAIRN_OK;
-    begin_messages(r);
+    p->terms = 0;
+    cairn__hop_begin(&p->ahead, is_known);
+    cairn__hop_begin(&p->back, is_known);
     for (size_t i = 0; i < count; i++) {
         const struct cairn__action *a = &p->actions[i];
         if (a->is_backward && !r->trains) continue;
@@ -407,9 +370,9 @@ static cairn_status run_actions(struct run *r) {
         TRY(a->is_backward ? run_backward(r, a->chunk, a->micro_batch) : run_forward(r, a->chunk, a->micro_batch));
     }
     TRY(read_loss(r)); /* which waits: the flushes see what has failed meanwhile */
-    TRY(cairn__hop_flush(&r->p->ahead));
-    TRY(cairn__hop_flush(&r->p->back));
-    r->p->terms = r->terms;
+    TRY(cairn__hop_flush(&p->ahead));
+    TRY(cairn__hop_flush(&p->back));
+    p->terms = r->terms;
 out:
     return st;
 }
@@ -453,7 +416,8 @@ static cairn_status run_step(struct run *r) {
     cairn_status st = CAIRN_OK;
     TRY(make_lists(r));
     TRY(cairn__ties_begin(p));
-    TRY(begin_unsynced(r));
+    r->stays_unsynced = is_unsynced(p);
+    for (int i = 0; i < p->chunks; i++) TRY(keep_unsynced(r, i, true));
     TRY(run_actions(r));
     TRY(cairn__ties_sum(p));
     if (!p->options.optimizer) TRY(cairn_release_results(p->env));

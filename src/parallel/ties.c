@@ -52,36 +52,10 @@ static cairn_status compare(const struct kind *all, int ranks) {
     return CAIRN_OK;
 }
 
-static cairn_status agree(cairn_pipeline *p, const struct cairn__param *param) {
-    struct kind all[CAIRN__MAX_RANKS];
-    const struct kind mine = kind_of(param);
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__group_exchange(p->channel, all, &mine, sizeof(mine)));
-    st = compare(all, p->ranks);
-out:
-    return st;
-}
-
-static cairn_status share_values(const struct cairn__tie *t) {
-    struct cairn__param *param = t->param;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn_broadcast(t->group, param->data, param->n, param->dtype, 0, NULL));
-    if (param->master) TRY(cairn_broadcast(t->group, param->master, param->n, CAIRN_F32, 0, NULL));
-    param->version++;
-out:
-    return st;
-}
-
 static void end_tie(cairn_pipeline *p, struct cairn__tie *t) {
     cairn_group_destroy(&t->group);
     cairn__device_free(p->env->device, t->before);
     cairn__free(t);
-}
-
-static struct cairn__tie **last_place(cairn_pipeline *p) {
-    struct cairn__tie **at = &p->ties;
-    while (*at) at = &(*at)->next;
-    return at;
 }
 
 cairn_status cairn_pipeline_tie(cairn_pipeline *pipeline, int module, const char *name) {
@@ -89,16 +63,22 @@ cairn_status cairn_pipeline_tie(cairn_pipeline *pipeline, int module, const char
     cairn_pipeline *p = pipeline;
     cairn_status st = CAIRN_OK;
     struct cairn__param *param = NULL;
-    struct cairn__tie *t = NULL;
+    struct cairn__tie *t = NULL, **at = &p->ties;
+    struct kind all[CAIRN__MAX_RANKS];
     st = find(p, module, name, &param);
     if (st == CAIRN_OK) st = cairn__calloc(1, sizeof(*t), (void **)&t);
     TRY(cairn__group_agree_on_status(p->channel, "cairn_pipeline_tie", st));
-    TRY(agree(p, param));
+    const struct kind mine = kind_of(param);
+    TRY(cairn__group_exchange(p->channel, all, &mine, sizeof(mine)));
+    TRY(compare(all, p->ranks));
     TRY(cairn_group_split(p->channel, param ? 0 : -1, p->rank, NULL, &t->group));
     t->param = param;
-    if (param) TRY(share_values(t));
     if (param) {
-        *last_place(p) = t;
+        TRY(cairn_broadcast(t->group, param->data, param->n, param->dtype, 0, NULL));
+        if (param->master) TRY(cairn_broadcast(t->group, param->master, param->n, CAIRN_F32, 0, NULL));
+        param->version++;
+        while (*at) at = &(*at)->next;
+        *at = t;
         t = NULL;
     }
 out:
