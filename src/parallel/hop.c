@@ -170,21 +170,19 @@ cairn_status cairn__hop_receive(struct cairn__hop *hop, struct cairn__parcel *pa
     return CAIRN_OK;
 }
 
-static cairn_status take_own(struct cairn__hop *hop, void *values) {
-    struct cairn__slot *slot = &hop->slots[hop->oldest];
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__device_copy(hop->device, values, slot->sent, cairn__parcel_nbytes(&slot->parcel)));
-    slot->is_full = false;
-    hop->oldest = (hop->oldest + 1) % hop->num_slots;
-out:
-    return st;
-}
-
 cairn_status cairn__hop_receive_values(struct cairn__hop *hop, const struct cairn__parcel *parcel, void *values) {
     const size_t n = cairn__parcel_numel(parcel);
-    if (hop->is_alone) return take_own(hop, values);
-    if (n == 0) return CAIRN_OK;
-    return cairn_recv(hop->in, values, n, cairn__parcel_dtype(parcel), hop->from, NULL);
+    cairn_status st = CAIRN_OK;
+    if (hop->is_alone) {
+        struct cairn__slot *slot = &hop->slots[hop->oldest];
+        TRY(cairn__device_copy(hop->device, values, slot->sent, cairn__parcel_nbytes(&slot->parcel)));
+        slot->is_full = false;
+        hop->oldest = (hop->oldest + 1) % hop->num_slots;
+    } else if (n > 0) {
+        TRY(cairn_recv(hop->in, values, n, cairn__parcel_dtype(parcel), hop->from, NULL));
+    }
+out:
+    return st;
 }
 
 /* ---- group memory ---- */

@@ -41,12 +41,6 @@ out:
     return st;
 }
 
-/* A library may connect two ranks with their first message, for which both hosts then wait: here, where both are. */
-static cairn_status greet(struct cairn__hop *hop, bool sends) {
-    return sends ? cairn_send(hop->out, hop->slots[0].head, 1, CAIRN_I64, hop->to, NULL)
-                 : cairn_recv(hop->in, hop->head, 1, CAIRN_I64, hop->from, NULL);
-}
-
 /* Lane i leads from place i to the next; places are counted in the direction of the hop. */
 cairn_status cairn__lanes_connect(struct cairn__hop *hop, cairn_group *group, bool is_back, bool is_ring) {
     const int ranks = cairn_group_size(group), rank = cairn_group_rank(group);
@@ -63,7 +57,11 @@ cairn_status cairn__lanes_connect(struct cairn__hop *hop, cairn_group *group, bo
         TRY(cairn_group_split(group, is_sender ? place : is_receiver ? before : -1, is_sender ? 0 : 1, NULL, &made));
         if (is_sender) hop->out = made;
         if (is_receiver) hop->in = made;
-        if (made) TRY(greet(hop, is_sender));
+        /* A library may connect two ranks with their first message, for which both hosts then wait: here, where both
+         * are. */
+        if (made)
+            TRY(is_sender ? cairn_send(hop->out, hop->slots[0].head, 1, CAIRN_I64, hop->to, NULL)
+                          : cairn_recv(hop->in, hop->head, 1, CAIRN_I64, hop->from, NULL));
     }
 out:
     return st;
@@ -88,27 +86,6 @@ out:
     return st;
 }
 
-static cairn_status check_known(struct cairn__told *told, const struct cairn__parcel *parcel) {
-    REQUIRE(told->next < told->count && memcmp(&told->parcels[told->next], parcel, sizeof(*parcel)) == 0, CAIRN_ENOTSUP,
-            "pipeline: what micro-batch %lld sends has another shape or type than in the call before, or a gradient "
-            "where there was none; between GPUs these may change with the shape of the input, the number of its rows, "
-            "and which parameters are frozen, alone",
-            (long long)parcel->micro_batch);
-    told->next++;
-    return CAIRN_OK;
-}
-
-static cairn_status tell(struct cairn__hop *hop, struct cairn__slot *slot) {
-    cairn_status st = CAIRN_OK;
-    if (hop->is_known) return check_known(&hop->sent, &slot->parcel);
-    TRY(keep(&hop->sent, &slot->parcel));
-    TRY(make_head(hop, &slot->head));
-    TRY(cairn__device_upload(hop->device, slot->head, &slot->parcel, sizeof(slot->parcel)));
-    TRY(post(hop, slot->head, CAIRN__PARCEL_WORDS, CAIRN_I64, &slot->works[0]));
-out:
-    return st;
-}
-
 /* Where the lane was aborted meanwhile nothing has come. */
 cairn_status cairn__lane_hear(struct cairn__hop *hop, struct cairn__parcel *parcel) {
     struct cairn__told *told = &hop->received;
@@ -129,10 +106,25 @@ out:
 /* ---- arrays ---- */
 
 cairn_status cairn__lane_send(struct cairn__hop *hop, struct cairn__slot *slot, const void *memory) {
-    const size_t n = cairn__parcel_numel(&slot->parcel);
+    const struct cairn__parcel *parcel = &slot->parcel;
+    const size_t n = cairn__parcel_numel(parcel);
+    struct cairn__told *told = &hop->sent;
     cairn_status st = CAIRN_OK;
-    TRY(tell(hop, slot));
-    if (n > 0) TRY(post(hop, memory, n, cairn__parcel_dtype(&slot->parcel), &slot->works[1]));
+    if (hop->is_known) {
+        REQUIRE(
+            told->next < told->count && memcmp(&told->parcels[told->next], parcel, sizeof(*parcel)) == 0, CAIRN_ENOTSUP,
+            "pipeline: what micro-batch %lld sends has another shape or type than in the call before, or a gradient "
+            "where there was none; between GPUs these may change with the shape of the input, the number of its rows, "
+            "and which parameters are frozen, alone",
+            (long long)parcel->micro_batch);
+        told->next++;
+    } else {
+        TRY(keep(told, parcel));
+        TRY(make_head(hop, &slot->head));
+        TRY(cairn__device_upload(hop->device, slot->head, parcel, sizeof(*parcel)));
+        TRY(post(hop, slot->head, CAIRN__PARCEL_WORDS, CAIRN_I64, &slot->works[0]));
+    }
+    if (n > 0) TRY(post(hop, memory, n, cairn__parcel_dtype(parcel), &slot->works[1]));
 out:
     return st;
 }

@@ -13,11 +13,6 @@ struct rounds {
     int size, larger;
 };
 
-static struct rounds rounds_of(int ranks, int micro_batches) {
-    const int count = micro_batches < ranks ? 1 : micro_batches / ranks;
-    return (struct rounds){micro_batches / count, micro_batches % count};
-}
-
 /* The k-th forward (or backward) of a rank. */
 static struct cairn__action nth(bool is_backward, struct rounds rounds, int chunks, int k) {
     const int in_larger = rounds.larger * (rounds.size + 1) * chunks;
@@ -28,21 +23,17 @@ static struct cairn__action nth(bool is_backward, struct rounds rounds, int chun
                                   .micro_batch = from / chunks + round * size + in_round % size};
 }
 
-static int forwards_ahead(cairn_pipeline_schedule schedule, int rank, int ranks, int chunks, struct rounds rounds,
-                          int total) {
-    const int largest = rounds.size + (rounds.larger > 0);
-    int ahead = total;
-    if (schedule == CAIRN_PIPELINE_1F1B) ahead = ranks - rank - 1;
-    if (schedule == CAIRN_PIPELINE_INTERLEAVED_1F1B) ahead = 2 * (ranks - rank - 1) + (chunks - 1) * largest;
-    return ahead < total ? ahead : total;
-}
-
 void cairn__pipeline_plan(cairn_pipeline_schedule schedule, int rank, int ranks, int chunks, int micro_batches,
                           struct cairn__action *out) {
     const int total = chunks * micro_batches;
     if (total == 0) return;
-    const struct rounds rounds = rounds_of(ranks, micro_batches);
-    const int ahead = forwards_ahead(schedule, rank, ranks, chunks, rounds, total);
+    const int count = micro_batches < ranks ? 1 : micro_batches / ranks;
+    const struct rounds rounds = {micro_batches / count, micro_batches % count};
+    const int largest = rounds.size + (rounds.larger > 0);
+    int ahead = total;
+    if (schedule == CAIRN_PIPELINE_1F1B) ahead = ranks - rank - 1;
+    if (schedule == CAIRN_PIPELINE_INTERLEAVED_1F1B) ahead = 2 * (ranks - rank - 1) + (chunks - 1) * largest;
+    if (ahead > total) ahead = total;
     for (int k = 0; k < total + ahead; k++) {
         if (k < total) *out++ = nth(false, rounds, chunks, k);
         if (k >= ahead) *out++ = nth(true, rounds, chunks, k - ahead);
