@@ -75,26 +75,6 @@ static int ordinal_of(const struct cairn_data_parallel_options *o, int own, int 
     return i == 0 ? own : i <= own ? i - 1 : i;
 }
 
-static cairn_status make_memory(struct cairn_data_parallel *dp) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(dp->set->count + 1, sizeof(dp->slots[0]), (void **)&dp->slots));
-    TRY(cairn__calloc(dp->set->count + 1, sizeof(dp->items[0]), (void **)&dp->items));
-    if (cairn__replicas_return_losses(dp))
-        TRY(cairn__device_alloc(dp->env->device, CAIRN__HOLDS_STATE,
-                                (size_t)(dp->num_replicas + 1) * sizeof(dp->losses[0]), (void **)&dp->losses));
-out:
-    return st;
-}
-
-static void end_memory(struct cairn_data_parallel *dp) {
-    struct cairn_device *d = dp->env->device;
-    for (int i = 0; dp->replicas && i < dp->num_replicas; i++) cairn__device_free(d, dp->replicas[i].arrived.data);
-    cairn__device_free(d, dp->sums.data);
-    cairn__device_free(d, dp->losses);
-    cairn__free(dp->items);
-    cairn__free(dp->slots);
-}
-
 static cairn_status make(cairn_module *model, const struct cairn_data_parallel_options *o, cairn_data_parallel *dp) {
     cairn_status st = CAIRN_OK;
     pthread_mutex_init(&dp->lock, NULL);
@@ -119,7 +99,11 @@ static cairn_status make(cairn_module *model, const struct cairn_data_parallel_o
         dp->replicas[i].ordinal = is_on_host ? d->ordinal : ordinal_of(o, d->ordinal, i);
         dp->replicas[i].is_remote = dp->replicas[i].ordinal != d->ordinal;
     }
-    TRY(make_memory(dp));
+    TRY(cairn__calloc(dp->set->count + 1, sizeof(dp->slots[0]), (void **)&dp->slots));
+    TRY(cairn__calloc(dp->set->count + 1, sizeof(dp->items[0]), (void **)&dp->items));
+    if (cairn__replicas_return_losses(dp))
+        TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (size_t)(dp->num_replicas + 1) * sizeof(dp->losses[0]),
+                                (void **)&dp->losses));
     TRY(cairn__team_start(dp));
     dp->amp = NULL;
 out:
@@ -158,7 +142,12 @@ void cairn_data_parallel_destroy(cairn_data_parallel **dp) {
     cairn__scattered_end(d);
     cairn__team_stop(d);
     cairn__param_set_end_listen(d->set);
-    end_memory(d);
+    for (int i = 0; d->replicas && i < d->num_replicas; i++)
+        cairn__device_free(d->env->device, d->replicas[i].arrived.data);
+    cairn__device_free(d->env->device, d->sums.data);
+    cairn__device_free(d->env->device, d->losses);
+    cairn__free(d->items);
+    cairn__free(d->slots);
     pthread_cond_destroy(&d->changed);
     pthread_mutex_destroy(&d->lock);
     cairn__free(d->forwards);

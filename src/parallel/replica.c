@@ -50,17 +50,6 @@ static cairn_status check_buffers(const struct cairn__replica *r) {
     return CAIRN_OK;
 }
 
-static cairn_status prepare(struct cairn__replica *r) {
-    struct amp_options amp;
-    cairn_status st = CAIRN_OK;
-    if (!r->dp->amp) return CAIRN_OK;
-    TRY(cairn__options_read(&amp, sizeof(amp), r->dp->amp, "amp_options"));
-    amp.verbosity = -1;
-    TRY(amp_initialize(r->env, r->module, NULL, &amp, &r->amp));
-out:
-    return st;
-}
-
 /* It is alone there: replicas have nothing to say to each other. */
 static cairn_status make_env(struct cairn__replica *r) {
     const struct cairn_data_parallel *dp = r->dp;
@@ -87,6 +76,7 @@ out:
 static cairn_status begin(struct cairn__replica *r) {
     const struct cairn_data_parallel *dp = r->dp;
     const uint64_t failures = cairn__failures();
+    struct amp_options amp;
     cairn_status st = CAIRN_OK;
     TRY(make_env(r));
     r->module = dp->options.make(dp->options.ctx, r->env, r->index);
@@ -96,7 +86,11 @@ static cairn_status begin(struct cairn__replica *r) {
     if (!mine) return cairn__last_status();
     REQUIRE(cairn__module_env(r->module) == r->env, CAIRN_EINVAL,
             "make returned a module of another environment than the one it was given");
-    TRY(prepare(r));
+    if (dp->amp) {
+        TRY(cairn__options_read(&amp, sizeof(amp), dp->amp, "amp_options"));
+        amp.verbosity = -1;
+        TRY(amp_initialize(r->env, r->module, NULL, &amp, &r->amp));
+    }
     TRY(check_params(r, mine));
     TRY(check_buffers(r));
     TRY(cairn__module_follow_mode(r->module, dp->model));
@@ -216,25 +210,6 @@ static cairn_status take_inputs(const struct cairn__replica *r, const struct cai
     return CAIRN_OK;
 }
 
-static cairn_tensor *call_forward(const struct cairn__replica *r, const struct cairn__scattered *f,
-                                  const struct cairn__scattered_part *part) {
-    const struct cairn_data_parallel_options *o = &r->dp->options;
-    if (!o->forward) return cairn_module_forward_n(r->module, part->inputs, f->count);
-    return o->forward(o->ctx, r->module, part->inputs, f->count, r->index);
-}
-
-/* Which parameters get a gradient from its output. */
-static cairn_status find_reached(const struct cairn__replica *r, struct cairn__scattered_part *part) {
-    const cairn_param_set *mine = cairn_module_params(r->module);
-    uint64_t backward = 0;
-    cairn_status st = CAIRN_OK;
-    if (!part->wants_grad) return CAIRN_OK;
-    TRY(cairn__backward_reaches(part->output, &backward));
-    for (size_t i = 0; i < mine->count; i++) part->reached[i] = mine->params[i]->reached == backward;
-out:
-    return st;
-}
-
 static cairn_status check_output(const struct cairn__replica *r, cairn_tensor *y, uint64_t failures) {
     if (!y && cairn__failures() != failures) return cairn__last_status();
     REQUIRE(y, CAIRN_EINVAL, "forward returned NULL");
@@ -242,15 +217,6 @@ static cairn_status check_output(const struct cairn__replica *r, cairn_tensor *y
     REQUIRE(!cairn__replicas_return_losses(r->dp) || cairn_tensor_numel(y) == 1, CAIRN_EINVAL,
             "forward returned %zu elements; a loss is one (forward_returns_loss)", cairn_tensor_numel(y));
     return CAIRN_OK;
-}
-
-static void describe_output(struct cairn__scattered_part *part) {
-    const cairn_tensor *y = part->output;
-    part->dtype = cairn_tensor_dtype(y);
-    part->ndim = cairn_tensor_ndim(y);
-    for (int d = 0; d < part->ndim; d++) part->shape[d] = cairn_tensor_size(y, d);
-    part->numel = cairn_tensor_numel(y);
-    part->wants_grad = cairn__tensor_wants_grad(y);
 }
 
 /* The loss times its rows, in f64, to the model's memory. */
@@ -267,9 +233,12 @@ static cairn_status hand_over_loss(const struct cairn__replica *r, const struct 
 }
 
 cairn_status cairn__replica_forward(struct cairn__replica *r) {
+    const struct cairn_data_parallel_options *o = &r->dp->options;
     struct cairn__scattered *f = r->dp->forward;
     struct cairn__scattered_part *part = &f->parts[r->index];
+    const cairn_param_set *mine = cairn_module_params(r->module);
     const uint64_t failures = cairn__failures();
+    uint64_t backward = 0;
     cairn_status st = CAIRN_OK;
     TRY(follow(r));
     if (!f->records) cairn_no_grad_begin(r->env);
@@ -277,13 +246,21 @@ cairn_status cairn__replica_forward(struct cairn__replica *r) {
     TRY(take_inputs(r, f, part));
     part->mark = cairn__inside_begin(r->env);
     part->is_inside = true;
-    cairn_tensor *y = call_forward(r, f, part);
+    cairn_tensor *y = o->forward ? o->forward(o->ctx, r->module, part->inputs, f->count, r->index)
+                                 : cairn_module_forward_n(r->module, part->inputs, f->count);
     TRY(check_output(r, y, failures));
-    part->output = cairn_contiguous(y);
-    if (!part->output) return cairn__last_status();
-    describe_output(part);
+    y = part->output = cairn_contiguous(y);
+    if (!y) return cairn__last_status();
+    part->dtype = cairn_tensor_dtype(y);
+    part->ndim = cairn_tensor_ndim(y);
+    for (int d = 0; d < part->ndim; d++) part->shape[d] = cairn_tensor_size(y, d);
+    part->numel = cairn_tensor_numel(y);
+    part->wants_grad = cairn__tensor_wants_grad(y);
     if (cairn__replicas_return_losses(r->dp)) TRY(hand_over_loss(r, f, part));
-    if (f->records) TRY(find_reached(r, part));
+    if (f->records && part->wants_grad) {
+        TRY(cairn__backward_reaches(y, &backward));
+        for (size_t i = 0; i < mine->count; i++) part->reached[i] = mine->params[i]->reached == backward;
+    }
     TRY(cairn__device_check(r->env->device));
 out:
     return st;
@@ -305,18 +282,8 @@ void cairn__replica_leave(struct cairn__replica *r, struct cairn__scattered_part
 
 /* ---- a backward ---- */
 
-/* A leaf with the replica's share of the gradient of the mean over the batch. */
-static cairn_tensor *share_of_grad(const struct cairn__replica *r, const struct cairn__scattered *f,
-                                   cairn_tensor *whole) {
-    const double part = (double)cairn__scattered_rows(f, r->index) / (double)f->rows;
-    cairn_no_grad_begin(r->env);
-    cairn_tensor *share = cairn_mul_scalar(whole, f->rows > 0 ? part : 1), *kept = NULL;
-    if (share) kept = cairn_tensor_keep(share);
-    (void)cairn_no_grad_end(r->env);
-    return kept;
-}
-
-/* A leaf: the rows of the whole gradient that are this output's. */
+/* A leaf: the rows of the whole gradient that are this output's; of losses, the replica's share of the gradient of the
+ * mean over the batch. */
 static cairn_tensor *take_grad(const struct cairn__replica *r, const struct cairn__scattered *f) {
     const bool is_loss = cairn__replicas_return_losses(r->dp);
     const struct cairn__scattered_part *part = &f->parts[r->index];
@@ -325,9 +292,13 @@ static cairn_tensor *take_grad(const struct cairn__replica *r, const struct cair
     cairn_tensor *grad = bring(r, part->dtype, part->ndim, part->shape,
                                (char *)(uintptr_t)r->dp->dy + before * cairn_dtype_nbytes(part->dtype));
     if (!grad || !is_loss) return grad;
-    cairn_tensor *share = share_of_grad(r, f, grad);
+    const double share_of_rows = (double)cairn__scattered_rows(f, r->index) / (double)f->rows;
+    cairn_no_grad_begin(r->env);
+    cairn_tensor *share = cairn_mul_scalar(grad, f->rows > 0 ? share_of_rows : 1), *kept = NULL;
+    if (share) kept = cairn_tensor_keep(share);
+    (void)cairn_no_grad_end(r->env);
     cairn_tensor_destroy(&grad);
-    return share;
+    return kept;
 }
 
 static size_t round_up(size_t nbytes) {

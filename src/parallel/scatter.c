@@ -46,12 +46,6 @@ void cairn__scattered_end(struct cairn_data_parallel *dp) {
     }
 }
 
-/* As torch.chunk. A batch without rows is the first replica's. */
-static void cut(const struct cairn_data_parallel *dp, struct cairn__scattered *f) {
-    f->each = (f->rows + dp->num_replicas - 1) / dp->num_replicas;
-    f->used = f->each > 0 ? (int)((f->rows + f->each - 1) / f->each) : 1;
-}
-
 static cairn_status make_forward(struct cairn_data_parallel *dp, int count, int64_t rows,
                                  struct cairn__scattered **out) {
     struct cairn__scattered *f = NULL;
@@ -61,7 +55,9 @@ static cairn_status make_forward(struct cairn_data_parallel *dp, int count, int6
     f->count = count;
     f->rows = rows;
     f->records = cairn__records(dp->env);
-    cut(dp, f);
+    /* As torch.chunk. A batch without rows is the first replica's. */
+    f->each = (rows + dp->num_replicas - 1) / dp->num_replicas;
+    f->used = f->each > 0 ? (int)((rows + f->each - 1) / f->each) : 1;
     TRY(cairn__calloc(dp->set->count + 1, sizeof(f->reached[0]), (void **)&f->reached));
     TRY(cairn__calloc((size_t)f->used, sizeof(f->parts[0]), (void **)&f->parts));
     for (int r = 0; r < f->used; r++) {
@@ -343,12 +339,6 @@ static cairn_status check_inputs(const struct cairn_data_parallel *dp, cairn_ten
     return cairn__device_refuse_recording(dp->env->device, "replicas are not part of a recording");
 }
 
-static void begin_step(struct cairn_data_parallel *dp) {
-    const uint64_t number = cairn__results_number(dp->env);
-    if (number != dp->number) cairn__scattered_end(dp);
-    dp->number = number;
-}
-
 cairn_tensor *cairn_data_parallel_forward_n(cairn_data_parallel *dp, cairn_tensor *const *inputs, int count) {
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_tensor **dense = NULL, *y = NULL;
@@ -363,7 +353,9 @@ cairn_tensor *cairn_data_parallel_forward_n(cairn_data_parallel *dp, cairn_tenso
         dense[i] = inputs[i] ? cairn_contiguous(inputs[i]) : NULL;
         if (inputs[i] && !dense[i]) goto out;
     }
-    begin_step(dp);
+    const uint64_t number = cairn__results_number(dp->env);
+    if (number != dp->number) cairn__scattered_end(dp); /* of an earlier step */
+    dp->number = number;
     y = run_forward(dp, dense, count);
     cairn__trace("parallel", "replicas_forward", dp->num_replicas, 0, begin_ns);
 out:
