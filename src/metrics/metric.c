@@ -103,17 +103,12 @@ void cairn_metric_reset(cairn_metric *metric) {
 
 /* ---- a batch ---- */
 
-/* Scores [outer][classes][inner] and a target for each of outer * inner rows. */
+/* Scores [outer][classes][inner] and a target for each of outer * inner rows. Element j of a row is row[j * inner]. */
 struct batch {
     const double *scores;
     const int64_t *targets;
     int64_t outer, classes, inner;
 };
-
-/* Element j of row (o, i) is scores[j * inner]. */
-static const double *row_of(const struct batch *b, int64_t o, int64_t i) {
-    return b->scores + o * b->classes * b->inner + i;
-}
 
 static bool ranks_above(double a, double b) {
     return a > b || (isnan(a) && !isnan(b));
@@ -223,7 +218,8 @@ cairn_status cairn_metric_update(cairn_metric *metric, const cairn_tensor *score
     for (int64_t o = 0; o < b.outer; o++) {
         for (int64_t i = 0; i < b.inner; i++) {
             const int64_t target = b.targets[o * b.inner + i];
-            if (target != metric->ignored) count_row(metric, &b, row_of(&b, o, i), target);
+            const double *row = b.scores + o * b.classes * b.inner + i;
+            if (target != metric->ignored) count_row(metric, &b, row, target);
         }
     }
 out:
