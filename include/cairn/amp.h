@@ -329,8 +329,7 @@ struct amp_overflow {
     int micro_batch; /* after which scaled loss since the last step, from 1, it was found: it comes from that loss or,
                         with delayed losses (delay_unscale), from one before it */
     int rank;        /* the rank; -1 = several ranks, or unknown since the ranks' gradients had been summed. For the
-                      * loss:
-                        the lowest rank with a bad one */
+                        loss: the lowest rank whose loss was infinite or NaN */
     int64_t stage;   /* the stage of a pipeline that has the parameter or computes the loss; -1 = no pipeline
                             (since 0.9.0) */
 };

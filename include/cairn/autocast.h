@@ -47,8 +47,8 @@ CAIRN_API cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast 
 CAIRN_API CAIRN_DEPRECATED("amp_op_set_cast") cairn_status
     amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast);
 
-/* The current class of an operation; *reason (reason may be NULL) says why, in a sentence. 0 for an unknown operation.
- * */
+/* The current class of an operation; *reason (reason may be NULL) says why, in a sentence. 0 for an unknown
+ * operation. */
 CAIRN_API amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason);
 
 struct amp_autocast_options {
@@ -67,8 +67,8 @@ struct amp_autocast_options {
 CAIRN_API cairn_status amp_autocast_begin(cairn_env *env, const struct amp_autocast_options *options, int *scope);
 
 /* Ends a scope and all scopes inside it that are still open, so a function that returns early leaves none behind once
- * an outer scope ends. 0 = the innermost scope. Errors: CAIRN_EINVAL env is NULL; CAIRN_ESTATE no such scope is open.
- * */
+ * an outer scope ends. 0 = the innermost scope. Errors: CAIRN_EINVAL env is NULL; CAIRN_ESTATE no such scope is
+ * open. */
 CAIRN_API cairn_status amp_autocast_end(cairn_env *env, int scope);
 
 /* The half type that operations are cast to here; 0 = they are not cast. torch.is_autocast_enabled */

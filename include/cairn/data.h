@@ -49,8 +49,7 @@ struct cairn_sampler_options {
     size_t struct_size;
     cairn_switch shuffle;   /* default CAIRN_ON; off: 0, 1, 2, ... in every epoch */
     uint64_t seed;          /* of the shuffles; the same on every rank */
-    cairn_switch drop_last; /* default CAIRN_OFF; if the ranks do not divide n: off repeats some examples, on omits some
-                             * */
+    cairn_switch drop_last; /* default CAIRN_OFF; where ranks do not divide n: off repeats examples, on omits some */
     cairn_switch pad;       /* default CAIRN_ON; off, for evaluation: each example once, and some ranks get one fewer.
                              * Not with drop_last */
 };
@@ -67,8 +66,8 @@ struct cairn_sampler_options {
  * Length    ceil(n / size), with drop_last floor(n / size), on every rank; without drop_last a dataset smaller than
  *           size is repeated as often as needed. With pad off ceil((n - rank) / size), which may be 0.
  * Errors    CAIRN_EINVAL; CAIRN_ENOMEM. Not collective.
- * Cost      shuffled: 4 n bytes, and for each epoch one read and write of them at random places; unshuffled: nothing.
- *           */
+ * Cost      shuffled: 4 n bytes, and for each epoch one read and write of them at random places; unshuffled:
+ *           nothing. */
 CAIRN_API cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
                                                         const struct cairn_sampler_options *options,
                                                         cairn_sampler **out);

@@ -112,8 +112,8 @@ CAIRN_API void cairn_data_parallel_destroy(cairn_data_parallel **dp);
 /* Forward of x [rows, ...], or of several inputs with equal numbers of rows. The backward of the result runs the
  * replicas' backwards concurrently. Under no_grad nothing is recorded. Inputs are not copied and must stay unchanged
  * until the backward. All inputs but the first may be NULL; replicas then get NULL.
- * Returns NULL on error: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded; an error of a replica, with its number.
- * */
+ * Returns NULL on error: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded; an error of a replica, with its
+ * number. */
 CAIRN_API cairn_tensor *cairn_data_parallel_forward(cairn_data_parallel *dp, cairn_tensor *x);
 CAIRN_API cairn_tensor *cairn_data_parallel_forward_n(cairn_data_parallel *dp, cairn_tensor *const *inputs, int count);
 

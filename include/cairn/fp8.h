@@ -6,8 +6,8 @@
  *
  * Arrays are in host memory; casts need no environment. docs/fp8.md describes training with fp8 casts.
  * Threads: any, unless stated otherwise. Source: OCP 8-bit Floating Point Specification (OFP8) 1.0; Micikevicius et
- * al., "FP8 Formats for Deep Learning", 2022. Compare ml_dtypes' float8_e4m3fn and float8_e5m2, which do not saturate.
- * */
+ * al., "FP8 Formats for Deep Learning", 2022. Compare ml_dtypes' float8_e4m3fn and float8_e5m2, which do not
+ * saturate. */
 #ifndef CAIRN_FP8_H
 #define CAIRN_FP8_H
 

@@ -86,8 +86,8 @@ struct cairn_random {
 
 /* Starts the stream that a loader with this seed gives to this example in this epoch. Its words are those of
  * Philox4x32-10 (SC11) with key seed and counters 2^127 + 2^126 + (epoch mod 2^30) * 2^96 + index * 2^32 + b, b = 0, 1,
- * ..., 2^32 - 1, four words each; the streams of samplers and tensors do not overlap with it. epoch and index: from 0.
- * */
+ * ..., 2^32 - 1, four words each; the streams of samplers and tensors do not overlap with it. epoch and index: from
+ * 0. */
 CAIRN_API void cairn_random_begin(struct cairn_random *random, uint64_t seed, int64_t epoch, int64_t index);
 
 /* The next word; a uniform number in [0, 1) from a word's upper 24 bits; a uniform integer below bound, unbiased by

@@ -173,8 +173,8 @@ CAIRN_API cairn_module *cairn_module_add_child(cairn_module *module, const char 
  * would draw. Errors: CAIRN_EINVAL NULL, another type, invalid numbers, no fan; CAIRN_ESTATE a result, a parameter or
  * buffer that amp has made half, a parameter that already belongs to a ddp context, or a graph is being recorded;
  * CAIRN_ENOMEM.
- * fan: for a weight [out, in, ...], in and out times the number of elements of the remaining dimensions. torch.nn.init
- * */
+ * fan: for a weight [out, in, ...], in and out times the number of elements of the remaining dimensions.
+ * torch.nn.init */
 CAIRN_API cairn_status cairn_init_constant(cairn_tensor *t, double value);
 CAIRN_API cairn_status cairn_init_uniform(cairn_tensor *t, double low, double high);
 CAIRN_API cairn_status cairn_init_normal(cairn_tensor *t, double mean, double std);

@@ -31,8 +31,8 @@ CAIRN_API uint64_t cairn_span_begin(void);
  *   step  any number; a timeline shows it beside the span */
 CAIRN_API void cairn_span_end(const char *name, int64_t step, uint64_t begin);
 
-/* Sets a quantity that keeps this value until the next call, such as a queue's length; a timeline plots it over time.
- * */
+/* Sets a quantity that keeps this value until the next call, such as a queue's length; a timeline plots it over
+ * time. */
 CAIRN_API void cairn_counter_set(const char *name, double value);
 
 /* A number that belongs to a step, such as the loss. TensorBoard and CSV files keep these. */

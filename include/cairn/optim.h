@@ -49,8 +49,7 @@ struct cairn_adam_options {
 
 struct cairn_lion_options {
     size_t struct_size;
-    double lr;           /* >= 0; the size of each element's step, whatever its gradient: a third to a tenth of AdamW's
-                          * */
+    double lr;           /* >= 0; the step of every element, whatever its gradient: a third to a tenth of AdamW's */
     double beta1, beta2; /* in [0, 1): of the mean whose sign is used, and of the mean that is kept as state */
     double weight_decay; /* decoupled; >= 0 */
     cairn_switch maximize;

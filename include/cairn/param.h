@@ -55,8 +55,8 @@ CAIRN_API cairn_status cairn_param_set_add_sized(size_t param_nbytes, cairn_para
                                                  size_t count, size_t stride);
 #define cairn_param_set_add(...) cairn_param_set_add_sized(sizeof(cairn_param), __VA_ARGS__)
 
-/* Destroys a user-made set; a module's set ends with the module. Call it after destroying its optimizers and contexts.
- * */
+/* Destroys a user-made set; a module's set ends with the module. Call it after destroying its optimizers and
+ * contexts. */
 CAIRN_API void cairn_param_set_destroy(cairn_param_set **set);
 
 /* For a user-made set: sets new addresses for the weights, gradient or both of parameter i, after memory was

@@ -175,9 +175,8 @@ CAIRN_API cairn_status cairn_pipeline_tie(cairn_pipeline *pipeline, int module, 
 CAIRN_API cairn_status cairn_grid_create(cairn_env *env, int replicas, int stages, cairn_grid **out);
 CAIRN_API void cairn_grid_destroy(cairn_grid **grid); /* after everything that uses its groups */
 
-CAIRN_API cairn_group *cairn_grid_stages(const cairn_grid *grid);   /* this replica's stages, in order; the grid's own
-                                                                     * */
-CAIRN_API cairn_group *cairn_grid_replicas(const cairn_grid *grid); /* the replicas of this stage; the grid's own */
+CAIRN_API cairn_group *cairn_grid_stages(const cairn_grid *grid);   /* this replica's stages, in order; the grid's */
+CAIRN_API cairn_group *cairn_grid_replicas(const cairn_grid *grid); /* the replicas of this stage; the grid's */
 CAIRN_API int cairn_grid_stage(const cairn_grid *grid);             /* of this rank; 0 for NULL */
 CAIRN_API int cairn_grid_replica(const cairn_grid *grid);
 

@@ -135,8 +135,7 @@ struct amp_scaler_state {
     int64_t growth_tracker; /* clean steps since the scale changed; torch: _growth_tracker, apex: unskipped */
     int64_t updates;        /* total number; deepspeed: cur_iter */
     int64_t
-        last_overflow; /* the index of the last update that found one, from 0; -1: none; deepspeed: last_overflow_iter
-                        * */
+        last_overflow; /* index of the last update that found one, from 0; -1: none; deepspeed: last_overflow_iter */
     int hysteresis, hysteresis_left;
     int consecutive_hysteresis;
     double user[4]; /* for the user's own update */

@@ -147,8 +147,8 @@ CAIRN_API cairn_status cairn_state_load(cairn_state *state, const char *path,
  * and nothing is loaded.
  * Errors: as cairn_state_load, of the newest complete one; CAIRN_EINVAL there are checkpoints but none is complete;
  * CAIRN_EPEER some ranks see checkpoints in DIR and others see none. A file that the system cannot open or read
- * (CAIRN_ESYSTEM: no permission, a broken disk) ends the search: move that checkpoint away to resume from an older one.
- * */
+ * (CAIRN_ESYSTEM: no permission, a broken disk) ends the search: move that checkpoint away to resume from an older
+ * one. */
 CAIRN_API cairn_status cairn_state_load_latest(cairn_state *state, const char *dir,
                                                const struct cairn_state_load_options *options, int64_t *step);
 

@@ -1,6 +1,6 @@
-/* Stores: keys and values shared by all processes of a run, through which they find each other. Compatible with
- * PyTorch's TCPStore, FileStore, HashStore and PrefixStore; over TCP also on the wire: a process of torch and one of
- * Cairn may share a store.
+/* Stores: keys and values shared by all processes of a run, through which they find each other. Modelled on PyTorch's
+ * TCPStore, FileStore, HashStore and PrefixStore, with TCPStore's bytes on the wire: processes of torch and of Cairn
+ * may share a TCP store.
  *
  * An environment makes and destroys its own store (cairn_env_create); a program makes stores for other purposes: to
  * meet without a launcher (cairn_env_options.store), to agree on a file's name, to count.

@@ -136,8 +136,7 @@ struct cairn_backward_options {
     /* ON: the graph can be walked again before the weights change. It holds no copies of weights, so after an
      * optimizer's step a second walk would silently mix old values with new ones. Default OFF */
     cairn_switch retain_graph;
-    cairn_tensor *grad; /* the gradient of the tensor, with the same shape; NULL = one, for a tensor of one element only
-                         * */
+    cairn_tensor *grad; /* the gradient of the tensor, of its shape; NULL = one, for a single element only */
 };
 #define cairn_backward_options(...) \
     (&(struct cairn_backward_options){.struct_size = sizeof(struct cairn_backward_options), __VA_ARGS__})

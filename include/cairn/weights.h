@@ -121,8 +121,8 @@ CAIRN_API cairn_status cairn_weights_load(cairn_stateful object, const char *pat
                                           const struct cairn_weights_options *options,
                                           struct cairn_weights_report *report);
 
-/* Shorthands for a module, and for a parameter set, which has no buffers. Macros, since this header includes neither.
- * */
+/* Shorthands for a module, and for a parameter set, which has no buffers. Macros, since this header includes
+ * neither. */
 #define cairn_module_save(module, path, options) cairn_weights_save(cairn_module_stateful(module), path, options)
 #define cairn_module_load(module, path, options, report) \
     cairn_weights_load(cairn_module_stateful(module), path, options, report)
