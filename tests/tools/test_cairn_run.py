@@ -18,7 +18,7 @@ import termios
 import time
 
 import launching
-from launching import PATIENCE, alive, read, wait_until
+from launching import PATIENCE, alive, free_port, read, wait_until
 
 CAIRN_RUN, JOIN, EARLY_TERM = sys.argv[1:4]
 CAIRN_LAUNCH = os.path.join(os.path.dirname(CAIRN_RUN), "cairn-launch")
@@ -635,9 +635,7 @@ Root Cause (first observed failure):
         self.assertFalse(os.path.exists(self.folder + "/started"))
 
     def test_the_port_asked_for_is_the_one_served(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         got = self.run_it("--master_port", port, "sh", "-c", f"{JOIN} && echo $MASTER_ADDR:$MASTER_PORT")
         self.assertEqual((got.returncode, got.stdout), (0, f"127.0.0.1:{port}\n"), got.stderr)
 
