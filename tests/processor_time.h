@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-/* The processors', in all threads of this process. */
+/* Processor time of all threads of this process. */
 static inline double processor_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);

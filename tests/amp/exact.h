@@ -25,7 +25,7 @@ struct exact_level {
     const char *name;
     amp_opt_level level;
     cairn_dtype half;
-    cairn_dtype weights; /* what updated weights are rounded to; f32 where there are masters */
+    cairn_dtype weights; /* type that updated weights are rounded to; f32 with masters */
 };
 static const struct exact_level exact_levels[] = {
     {"O0", AMP_O0, CAIRN_F16, CAIRN_F32},        {"O1 f16", AMP_O1, CAIRN_F16, CAIRN_F32},
@@ -52,7 +52,7 @@ static inline float exact_weight_of_output(int loss, int o) {
     return c[(loss + o) % 3];
 }
 
-/* More bits than bf16 has, and than f16. */
+/* Needs more bits than bf16, and more than f16. */
 static inline float exact_start(int part, int i) {
     return (float)((part * 5 + i * 3) % 9 - 4) / 4 + 0x1p-12f;
 }
@@ -121,7 +121,7 @@ static inline cairn_module *exact_model(cairn_env *env, int m) {
     return model;
 }
 
-/* One model's part of a loss; x and c are leaves of its own. */
+/* One model's part of a loss; x and c are separate leaves. */
 static inline cairn_tensor *exact_loss(cairn_module *model, cairn_tensor *x, cairn_tensor *c) {
     return cairn_sum(cairn_mul(cairn_module_forward(model, x), c));
 }
@@ -138,7 +138,7 @@ static inline void exact_write_outputs(cairn_tensor *c, int loss) {
     OK(cairn_tensor_write(c, values, OUT));
 }
 
-/* Masters, or weights, are want; half weights are those rounded. */
+/* Checks that masters (or weights without masters) equal want, and that half weights are want rounded. */
 static inline void assert_exact_part(const char *where, cairn_param_set *set, int k, const float *want) {
     const struct cairn__param *p = set->params[k];
     const float *master = cairn_param_master(set, (size_t)k);

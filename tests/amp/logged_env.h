@@ -24,7 +24,7 @@ static inline int make_env(void **state) {
 static inline int end_env(void **state) {
     cairn_env *env = *state;
     cairn_env_destroy(&env);
-    assert_null(env); /* nothing made in it is left */
+    assert_null(env); /* every object in it was destroyed */
     return 0;
 }
 

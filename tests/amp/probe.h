@@ -84,7 +84,7 @@ static inline void probe_backward(struct probe *p, const float *gradient, const 
     OK(amp_backward_with(p->amp, probe_loss(p, gradient), options));
 }
 
-/* Infinite in element 0 of the weight's gradient. */
+/* Makes element 0 of the weight's gradient infinite. */
 static inline void probe_overflow(struct probe *p, const float *gradient, const struct amp_loss_options *options) {
     p->plant.target = 0;
     p->plant.value = INFINITY;
@@ -92,7 +92,7 @@ static inline void probe_overflow(struct probe *p, const float *gradient, const 
     p->plant.target = -1;
 }
 
-/* What plain SGD makes of w with a gradient, stored as the level stores it. */
+/* The result of plain SGD on w, rounded as the level stores it. */
 static inline float probe_stepped(const struct probe *p, float w, float gradient) {
     return exact_round(p->level->weights, w - 0x1p-4f * gradient);
 }
@@ -102,7 +102,7 @@ static inline void assert_probe_is(const struct probe *p, const float *want) {
     assert_exact_part(p->level->name, cairn_module_params(p->model), 1, want + PROBE_WEIGHT);
 }
 
-/* One step of plain SGD away from ones. */
+/* The weights after one step of plain SGD from ones. */
 static inline void assert_probe_stepped_by(const struct probe *p, const float *gradient) {
     float want[PROBE];
     for (int i = 0; i < PROBE; i++) want[i] = probe_stepped(p, 1, gradient[i]);

@@ -12,7 +12,7 @@ struct training {
     cairn_optimizer *sgd;
     amp_context *amp;
     struct plant plant;
-    cairn_tensor *loss; /* of the last step, where a test keeps it */
+    cairn_tensor *loss; /* of the last step, if a test keeps it */
 };
 
 static inline void begin(struct training *t, cairn_env *env, const struct amp_options *options) {

@@ -5,7 +5,7 @@
 #include "../check.h"
 #include "cairn/dist.h"
 
-/* NULL when all went well; otherwise a sentence, made with malloc. */
+/* Returns NULL on success, otherwise a failure message allocated with malloc. */
 typedef char *(*group_fn)(cairn_group *group, void *ctx);
 
 #endif

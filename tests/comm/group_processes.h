@@ -17,7 +17,7 @@
 
 #include "core/trace.h"
 
-/* Runs in a rank's process; its result is the process's exit status: 0, or 1 after what was not as expected. */
+/* Runs in a rank's process and returns its exit status: 0, or 1 if an expectation failed. */
 typedef int (*process_fn)(int rank, int size, int port);
 
 struct processes {
@@ -26,17 +26,17 @@ struct processes {
     struct cairn__store_server *server;
 };
 
-/* `skipped` is a rank that never comes; -1 = none. The children are there before the store's thread is, so no process
- * with threads forks. */
+/* Starts the ranks, except `skipped` (-1 = none). Forks before the store's thread starts, since a process with threads
+ * must not fork. */
 static inline void start_ranks(struct processes *p, int size, int skipped, process_fn fn) {
     int pipes[MAX_RANKS][2], port = 0;
     *p = (struct processes){.size = size};
-    fflush(NULL); /* MUST ends a rank by exit, which writes what is buffered */
+    fflush(NULL); /* MUST exits a rank, which would write inherited buffered output again */
     for (int r = 0; r < size; r++) {
         assert_int_equal(pipe(pipes[r]), 0);
         p->pids[r] = r == skipped ? 0 : fork();
         if (p->pids[r] > 0 || r == skipped) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failing test leaves no rank behind */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends the ranks if the test fails */
         int told = 0;
         if (read(pipes[r][0], &told, sizeof(told)) != (ssize_t)sizeof(told)) _exit(2);
         check_as_rank(r, size);
@@ -64,7 +64,7 @@ static inline int count_entries(const char *path) {
     return count;
 }
 
-/* Of groups; other programs of the machine have theirs, which come and go. */
+/* Counts only files of Cairn's groups, since other programs' files come and go. */
 static inline int count_files_in_dev_shm(void) {
     int count = 0;
     DIR *d = opendir("/dev/shm");

@@ -24,13 +24,13 @@
 
 enum { MAX_RANKS = 8 };
 
-/* A rank's group, and the store that some backends keep. */
+/* A rank's group, and the store that some backends keep open. */
 struct member {
     cairn_store *store;
     cairn_group *group;
 };
 
-/* Whether no groups were left that had been made from it; they end too. */
+/* Destroys the group and any subgroups that are left; returns whether there were none. */
 static inline bool leave_group(struct member *m) {
     int left = 0;
     for (; m->group && m->group->family->groups != m->group; left++) {
@@ -42,9 +42,9 @@ static inline bool leave_group(struct member *m) {
     return left == 0;
 }
 
-static _Thread_local int joining; /* the rank that this thread joins, or has joined, as */
+static _Thread_local int joining; /* this thread's rank */
 
-/* Nothing is left where it fails. */
+/* Leaves nothing behind on failure. */
 static inline cairn_status join_group(const char *backend, int rank, int size, int port, double timeout,
                                       struct member *m) {
     *m = (struct member){NULL, NULL};
@@ -91,7 +91,7 @@ static inline void *group_main(void *argument) {
     return NULL;
 }
 
-/* What failed first made the others fail. */
+/* Reports the failure that came first, since it caused the others. */
 static inline void fail_with_first(struct group_thread *threads, int p) {
     struct group_thread *first = NULL;
     char failure[4096];
@@ -104,7 +104,7 @@ static inline void fail_with_first(struct group_thread *threads, int p) {
     fail_msg("%s", failure);
 }
 
-/* p threads, each a rank of a group of the backend; timeout is the group's, in seconds. */
+/* Runs p threads, each a rank of one group of the backend. timeout: the group's, in seconds. */
 static inline void run_group_of(const char *backend, int p, double timeout, group_fn fn, void *ctx) {
     struct cairn__store_server *server = NULL;
     struct group_thread threads[MAX_RANKS];

@@ -6,11 +6,11 @@
 
 #include "core/vars.h"
 
-/* Rank r's machine is letter r, from the first again after the last; NULL: all are on this one. CAIRN_TEST_MACHINES
- * in the environment, where main calls machines_from_environment. */
+/* Rank r's machine is letter r, repeated after the last; NULL = all ranks are on this machine.
+ * machines_from_environment sets it from CAIRN_TEST_MACHINES. */
 static const char *machines;
 static const char *hierarchy; /* CAIRN_HIERARCHY of all ranks; NULL = not set */
-static int flat_rank = -1;    /* has CAIRN_HIERARCHY=flat */
+static int flat_rank = -1;    /* this rank has CAIRN_HIERARCHY=flat; -1 = none */
 
 static inline void machines_from_environment(void) {
     machines = getenv("CAIRN_TEST_MACHINES");

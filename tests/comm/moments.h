@@ -7,27 +7,27 @@
 
 #include "core/status.h"
 
-/* The parent kills and stops; what else a rank does itself, and then calls note_strike. */
+/* The parent kills and stops ranks; for other faults the rank acts itself and calls note_strike. */
 enum fault { KILL, STOP, EXIT, RETURN, NO_MEMORY, NUM_FAULTS };
 static const char *const fault_names[NUM_FAULTS] = {"is killed", "is stopped", "exits", "returns early",
                                                     "has no memory"};
 
-enum { PATIENCE_S = 60 /* for what hangs */ };
+enum { PATIENCE_S = 60 /* before a rank counts as hanging */ };
 
 struct moment {
     unsigned seed;
     int number, size, victim;
     enum fault fault;
-    bool early;   /* it strikes while the ranks may still be meeting */
+    bool early;   /* may strike while the ranks still meet */
     long wait_us; /* after the start, or after all ranks have called note_ready */
 };
 
-/* What a rank reports of its end. */
+/* A rank's report at its end. */
 struct told {
     cairn_status status;
     uint64_t at_ns;
     char text[1024];
-    int new_descriptors; /* that are open still */
+    int new_descriptors; /* still open */
     char descriptors[2000];
 };
 
@@ -38,7 +38,7 @@ static struct board {
     struct told told[MAX_RANKS];
 } * board;
 
-/* In main, before there are ranks. Returns false without memory. */
+/* Call in main, before there are ranks. Returns false if out of memory. */
 static inline bool make_board(void) {
     board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return board != MAP_FAILED;
@@ -54,7 +54,7 @@ static inline void note_strike(void) {
     atomic_store(&board->struck_ns, cairn__now_ns());
 }
 
-/* With the last error. */
+/* Reports the last error. */
 static inline void tell(int rank, cairn_status status) {
     struct told *told = &board->told[rank];
     told->status = status;
@@ -77,7 +77,7 @@ static inline void strike(const struct processes *p, const struct moment *m) {
     note_strike();
 }
 
-/* Ends what does not end by itself. */
+/* Kills ranks that do not end by themselves. */
 static inline bool survivors_end(struct processes *p, const struct moment *m) {
     const uint64_t deadline = cairn__now_ns() + PATIENCE_S * 1000000000ull;
     bool all = true;
@@ -103,7 +103,8 @@ static inline bool names_victim(const struct moment *m, const char *text) {
     return strstr(text, name) != NULL;
 }
 
-/* NULL, or what is wrong with what another rank than the victim told, so long after the strike. */
+/* Judges the report of a rank other than the victim, given the time since the strike. Returns NULL, or what is
+ * wrong. */
 typedef const char *(*judge_fn)(const struct moment *m, const struct told *told, double seconds);
 
 static inline void judge_all(const struct moment *m, bool ended_well, judge_fn judge, const char *story) {
@@ -122,7 +123,7 @@ static inline void judge_all(const struct moment *m, bool ended_well, judge_fn j
     }
 }
 
-/* story: where it happens, in words. */
+/* story: describes where the fault happens. */
 static inline void run_moment(const struct moment *m, process_fn fn, judge_fn judge, const char *story) {
     struct processes p;
     memset(board, 0, sizeof(*board));

@@ -29,7 +29,7 @@ enum { NUM_TYPES = 7, NUM_OPS = 5, NUM_PLACEMENTS = 4 };
 extern const cairn_dtype trial_types[NUM_TYPES];
 extern const cairn_redop trial_ops[NUM_OPS];
 
-/* Memory of the group and ordinary memory, for arrays that trials choose by their placement. */
+/* Group memory and ordinary memory; a trial's placement chooses between them. */
 struct room {
     void *registered;
     char *ordinary;
@@ -44,40 +44,40 @@ struct array {
 struct trial {
     enum trial_kind kind;
     cairn_dtype dtype;
-    cairn_redop op; /* where the kind combines */
+    cairn_redop op; /* for kinds that reduce */
     size_t n;
     int root, to;  /* a message goes from root to another rank, `to` */
-    unsigned salt; /* of the numbers */
-    bool in_place; /* where the kind has a choice */
-    int placement; /* in [0, NUM_PLACEMENTS): whose memory, which may differ over the ranks, and how far off a line */
-    struct array arrays[2]; /* from here on: trial_begin's */
+    unsigned salt; /* varies the input values */
+    bool in_place; /* if the kind allows both */
+    int placement; /* in [0, NUM_PLACEMENTS): kind of memory, which may differ by rank, and offset from a cache line */
+    struct array arrays[2]; /* from here on set by trial_begin */
     char *dst, *src;
     cairn_work *work;
 };
 
 bool trial_combines(enum trial_kind kind);
 bool trial_has_choice(enum trial_kind kind);
-/* All of n, root, placement and so on are the same on every rank, whatever random is made of. */
+/* Draws a trial. n, root, placement and so on are equal on every rank if random is. */
 struct trial trial_random(unsigned *random, int p, size_t most);
 unsigned random_below(unsigned *random, unsigned end);
 
-/* Each of the arrays of a trial, with its canaries, takes no more than this of n bytes of elements. */
+/* Upper bound for the size of a trial's array with its canaries, for n bytes of elements. */
 size_t room_for(size_t nbytes);
-/* Collective. It has `desks` places for trials of whose two arrays each has nbytes of elements at most. */
+/* Collective. Allocates memory for `desks` trials at a time, whose two arrays have at most nbytes of elements each. */
 char *room_open(cairn_group *group, struct room *room, int desks, size_t nbytes);
 char *room_close(cairn_group *group, struct room *room);
 
-/* Lays sources and canaries out at a desk of the room. */
+/* Fills sources and canaries at a desk of the room. */
 void trial_begin(cairn_group *group, struct trial *t, const struct room *room, int desk, int desks);
-/* Issues it on the channel, which has the ranks of the group, where this rank has a part in it. */
+/* Issues the trial on the channel (a group of the same ranks) if this rank takes part in it. */
 cairn_status trial_post(cairn_group *channel, struct trial *t, cairn_work **work);
-/* Compares every byte of both arrays with what is to be there. */
+/* Compares every byte of both arrays with the expected one. */
 char *trial_check(cairn_group *group, const struct trial *t);
 
-/* All of it, waited for by the call itself. */
+/* Runs a whole trial with a call that waits itself. */
 char *trial_run(cairn_group *group, struct trial t, const struct room *room);
 
-/* x[i] = value, rounded to the type. */
+/* Sets x[i] to value, rounded to the type. */
 void put_value(void *x, size_t i, cairn_dtype dtype, double value);
 bool is_value(const void *x, size_t i, cairn_dtype dtype, double value);
 

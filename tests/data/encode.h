@@ -65,7 +65,7 @@ static inline struct bytes encode_jpeg(int h, int w, const unsigned char *pixels
 
 struct png_kind {
     int color, depth, interlaced;
-    int num_palette; /* entries of palette_entry */
+    int num_palette; /* number of palette entries */
     int transparent; /* a tRNS chunk */
 };
 
@@ -82,7 +82,7 @@ static inline void append(png_structp png, png_bytep data, png_size_t n) {
     out->n += n;
 }
 
-/* rows as they stand in a PNG: packed bits, big-endian samples; row_nbytes each. */
+/* rows: in PNG's own layout, packed bits and big-endian samples; row_nbytes each. */
 static inline struct bytes encode_png(int h, int w, const unsigned char *rows, size_t row_nbytes,
                                       struct png_kind kind) {
     struct bytes out = {0};
@@ -120,9 +120,9 @@ static inline struct bytes encode_rgb_png(int h, int w, const unsigned char *rgb
     return encode_png(h, w, rgb, (size_t)w * 3, (struct png_kind){.color = PNG_COLOR_TYPE_RGB, .depth = 8});
 }
 
-/* ---- what is in them ---- */
+/* ---- contents ---- */
 
-/* Slow waves, which a JPEG keeps well. */
+/* Slow waves, which JPEG preserves well. */
 static inline unsigned char *waves(int h, int w, int channels) {
     unsigned char *p = malloc((size_t)h * (size_t)w * (size_t)channels);
     for (int i = 0; i < h * w * channels; i++) {

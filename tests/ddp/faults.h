@@ -17,7 +17,7 @@ struct training {
     ddp_context *net;
 };
 
-/* Without ddp. */
+/* Creates the training without its ddp context. */
 static inline cairn_status begin_training(struct training *t, cairn_env *env) {
     cairn_status st = CAIRN_OK;
     *t = (struct training){.env = env, .model = make_mlp(env, IN, HIDDEN, OUT)};
@@ -34,7 +34,7 @@ static inline cairn_status backward(struct training *t) {
     return amp_backward(t->amp, cairn_mean(ddp_forward(t->net, x)), t->optimizer);
 }
 
-/* The environment is the caller's. */
+/* The environment belongs to the caller. */
 static inline void end_training(struct training *t) {
     ddp_destroy(&t->net);
     amp_destroy(&t->amp);

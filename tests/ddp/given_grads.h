@@ -18,7 +18,7 @@ struct given_shape {
     int64_t shape[3], rows, cols;
 };
 
-/* The last two are never compressed. */
+/* PowerSGD never compresses the last two. */
 static const struct given_shape given_shapes[GIVEN] = {{"wide", 2, {12, 30, 0}, 12, 30},
                                                        {"tall", 2, {24, 20, 0}, 24, 20},
                                                        {"cube", 3, {16, 3, 6}, 16, 18},
@@ -48,7 +48,7 @@ static inline cairn_tensor *given_forward(cairn_module *module, void *context, c
 
 static const struct cairn__module_kind given_kind = {.name = "Given", .forward = given_forward, .max_inputs = GIVEN};
 
-/* NULL on error. */
+/* Returns NULL on error. */
 static inline cairn_module *make_given(cairn_env *env) {
     cairn_module *module = NULL;
     if (cairn__module_create(env, &given_kind, sizeof(struct given), &module) != CAIRN_OK) return NULL;
@@ -79,7 +79,7 @@ static inline void end_given_inputs(struct given_inputs *x) {
     for (int k = 0; k < GIVEN; k++) cairn_tensor_destroy(&x->of[k]);
 }
 
-/* Gradients of one rank. */
+/* Fills the gradients of one rank. */
 struct given_values {
     float of[GIVEN][GIVEN_MOST];
 };
@@ -93,7 +93,7 @@ static inline char *read_given(cairn_env *env, cairn_module *model, int k, float
     return NULL;
 }
 
-/* Some directions, each half as long as the one before, whose lengths differ by rank and step; and some noise. */
+/* A few directions with halving lengths, which vary by rank and step, plus noise. */
 static inline float given_number(int directions, int rank, int step, int k, int64_t i, int64_t j) {
     const struct given_shape *s = &given_shapes[k];
     const int64_t at = i * s->cols + j;

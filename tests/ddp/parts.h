@@ -60,7 +60,7 @@ struct trained {
     struct cairn_param_set *set;
     cairn_optimizer *optimizer;
     amp_context *amp;
-    ddp_context *net; /* NULL: alone */
+    ddp_context *net; /* NULL = no ddp */
     cairn_tensor *x;
 };
 
@@ -75,7 +75,7 @@ static inline cairn_status parts_optimizer(struct trained *t, enum parts_kind_of
                           : cairn_adamw_create(t->set, &adam, &t->optimizer);
 }
 
-/* Without ddp. */
+/* Creates the training without its ddp context. */
 static inline char *parts_begin(struct trained *t, cairn_env *env, const struct amp_options *amp,
                                 enum parts_kind_of_step kind) {
     *t = (struct trained){.model = make_parts(env)};
@@ -115,7 +115,7 @@ static inline void parts_numbers(int rank, int step, int micro, float *gradient)
     for (int i = 0; i < PARTS * PART; i++) gradient[i] = parts_number(rank, step, micro, i);
 }
 
-/* ---- everything that training changes ---- */
+/* ---- all state that training changes ---- */
 
 struct remembered {
     float value[PARTS][PART], master[PARTS][PART], moment[2][PARTS][PART];
@@ -131,7 +131,7 @@ static inline void remember(const struct trained *t, struct remembered *r) {
             const char *at = (const char *)p->data + i * cairn_dtype_nbytes(p->dtype);
             r->value[k][i] = cairn__dtype(p->dtype)->to_f32(at);
         }
-        const struct cairn__shard shard = cairn__param_shard(p); /* of the rest, zeros */
+        const struct cairn__shard shard = cairn__param_shard(p); /* zeros outside the rank's shard */
         if (p->master) memcpy(r->master[k] + shard.first, p->master, shard.n * sizeof(float));
         for (int m = 0; m < 2; m++) {
             const float *moment = t->optimizer->arrays.moments[k].array[m];
@@ -168,7 +168,7 @@ enum { PARTS_LEVELS = sizeof(parts_levels) / sizeof(parts_levels[0]) };
 
 static inline int parts_be_quiet(void **state) {
     (void)state;
-    cairn_set_log(log_nothing, NULL); /* of overflows, which are many and meant */
+    cairn_set_log(log_nothing, NULL); /* the tests overflow often on purpose */
     return 0;
 }
 

@@ -9,19 +9,19 @@
 enum { SLOW_LINK_WORKS = 64 };
 
 struct slow_link {
-    struct cairn__group_backend table; /* the group's, while the link is there */
+    struct cairn__group_backend table; /* replaces the group's while the link is installed */
     const struct cairn__group_backend *real;
     double bytes_per_ns;
-    uint64_t free_ns; /* when everything posted has been carried */
+    uint64_t free_ns; /* when the link will have transferred everything posted */
     struct {
         cairn_work *work;
         uint64_t due_ns;
-    } queue[SLOW_LINK_WORKS]; /* [first..next) modulo its size: not yet carried */
+    } queue[SLOW_LINK_WORKS]; /* [first..next) modulo its size: not transferred yet */
     size_t first, next;
-    uint64_t nbytes; /* carried and to be carried */
+    uint64_t nbytes; /* posted so far */
 };
 
-/* The link stays where it is until slow_link_end, which comes before the group's end, with nothing on its way. */
+/* Installs the link. Call slow_link_end with no work in flight, before the group is destroyed. */
 void slow_link_begin(struct slow_link *link, cairn_group *group, double bytes_per_second);
 void slow_link_end(struct slow_link *link, cairn_group *group);
 

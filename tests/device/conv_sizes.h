@@ -37,7 +37,7 @@ static const struct sizes conv_cases[] = {
     {"transposed, output padding beyond the stride", 2, 3, 4, 4, 5, 2, 2, 1, {1, 1}, {0, 0}, {3, 3}, {2, 2}, true},
     {"transposed, wide", 2, 32, 5, 5, 32, 4, 4, 1, {2, 2}, {1, 1}, {1, 1}, {0, 0}, true},
 };
-/* The first ones are small, and of every kind; the others take further ways through the CPU's code. */
+/* The first ones are small and cover every kind; the others exercise further code paths of the CPU. */
 enum { CASES = sizeof(conv_cases) / sizeof(conv_cases[0]), SMALL_CASES = 11 };
 
 static inline struct cairn__conv conv_of(const struct sizes *z) {

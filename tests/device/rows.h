@@ -8,13 +8,13 @@
 struct cairn__cuda_row {
     enum cairn__kernel_kind kind;
     int a, b;             /* as in struct cairn__kernel_row */
-    const char *launcher; /* in launch.h; NULL = none, and then a reason */
+    const char *launcher; /* in launch.h; NULL = none, for the reason given */
     const char *reason;
 };
 
 const struct cairn__cuda_row *cairn__cuda_rows(size_t *count);
 
-/* NULL where the table has none. */
+/* NULL if the table has none. */
 const struct cairn__cuda_row *cairn__cuda_row(enum cairn__kernel_kind kind, int a, int b);
 
 #endif

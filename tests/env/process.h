@@ -1,4 +1,4 @@
-/* The process's resources and a clock, for tests that start ranks in the process. */
+/* The process's resources and a clock, for tests that start ranks from the process. */
 #ifndef TESTS_ENV_PROCESS_H
 #define TESTS_ENV_PROCESS_H
 

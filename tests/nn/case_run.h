@@ -22,27 +22,27 @@ struct case_array {
     int ndim;
     int64_t shape[CASE_DIMS];
     size_t n;
-    double *values; /* [n], row-major; NULL = there is no such array */
+    double *values; /* [n], row-major; NULL = no such array */
     cairn_dtype dtype;
 };
 
-/* Zeroed; cairn__free. */
+/* Allocates zeroed values; free with cairn__free. */
 void *case_room(size_t n, size_t nbytes);
 
 bool case_input_is_float(const struct case_input *input);
 
-/* Whether the case asks for the gradient of this input. */
+/* Whether the case needs the gradient of this input. */
 bool case_wants(const struct op_case *c, int input);
 
-/* The values of every input, those of floats rounded to `type`. */
+/* Draws the values of every input; floats are rounded to `type`. */
 void case_draw(const struct op_case *c, cairn_dtype type, struct case_array inputs[CASE_INPUTS]);
 void case_arrays_free(struct case_array *arrays, int count);
 
-/* What backward starts from: the gradient of element i of the result. Exact in every type. */
+/* The initial gradient of backward, for element i of the result. Exact in every type. */
 double case_weight(size_t i);
 
-/* How far a value of a type may be from what it should be: absolute + relative * |that|; infinities and NaNs are equal
- * or not. f64: not at all. */
+/* Tolerance of a value in a type: absolute + relative * |expected|. Infinities and NaNs must match; f64 must be
+ * equal. */
 struct limit {
     double relative, absolute;
 };
@@ -52,36 +52,36 @@ bool case_is_near(double got, double want, struct limit limit);
 enum layout { DENSE, STRIDED };
 
 struct case_how {
-    cairn_dtype type; /* that the inputs were drawn in */
+    cairn_dtype type; /* type that the inputs were drawn in */
     enum layout layout;
-    unsigned wanted; /* bit i: the gradient of input i, if the case asks for it */
+    unsigned wanted; /* bit i: compute the gradient of input i, if the case needs it */
 };
 
 enum { EVERY_GRADIENT = 0xff };
 
 struct case_result {
     struct case_array y;
-    struct case_array dy; /* what backward started from; no values where the result wants no gradient */
+    struct case_array dy; /* the initial gradient; no values if the result does not require a gradient */
     struct case_array grads[CASE_INPUTS];
     bool has_grad[CASE_INPUTS];
 };
 
-/* Applies the operation in a step of its own. false: `why` tells. */
+/* Applies the operation in a separate step. Returns false on error, with the reason in `why`. */
 bool case_run(cairn_env *env, const struct op_case *c, const struct case_array inputs[CASE_INPUTS],
               const struct case_how *how, struct case_result *out, char why[CASE_WHY]);
 void case_result_free(struct case_result *result);
 
-/* The difference quotients of the weighted sum of the result (of `outputs` elements) by elements of an input, in
- * f64. */
+/* Finite differences of the weighted sum of the result (of `outputs` elements) by elements of an input, in f64. */
 bool case_differences(cairn_env *env, const struct op_case *c, const struct case_array inputs[CASE_INPUTS], int input,
                       const size_t *elements, size_t count, size_t outputs, double *quotients, char why[CASE_WHY]);
 
 /* ---- PyTorch; case_torch.c ---- */
 
-/* A case as text for torch_ops.py, in the types of training: inputs, result, gradients. */
+/* Prints a case as text for torch_ops.py, in the types of training: inputs, result, gradients. */
 bool case_dump(cairn_env *env, const struct family *family, const struct op_case *c, char why[CASE_WHY]);
 
-/* What `vectors`, a file that torch_ops.py --store wrote, holds of the case, against the case now. *found: anything. */
+/* Compares the case with its results in `vectors`, a file written by torch_ops.py --store. *found: whether the file has
+ * any. */
 bool case_meets_vectors(cairn_env *env, const struct op_case *c, const char *vectors, bool *found, char why[CASE_WHY]);
 
 #endif

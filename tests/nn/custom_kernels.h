@@ -15,7 +15,7 @@ int launch_multiply(float *y, const float *a, const float *b, size_t n, void *st
 /* y[i] = -x[i], of either half type. */
 int launch_negate_half(uint16_t *y, const uint16_t *x, size_t n, void *stream);
 
-/* Refused by CUDA: a block has 1024 threads at most. */
+/* An invalid launch: a block has at most 1024 threads. */
 int launch_too_many_threads(float *y, void *stream);
 
 int wait_for_stream(void *stream);

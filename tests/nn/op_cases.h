@@ -12,13 +12,13 @@
 
 enum { CASE_INPUTS = 8, CASE_DIMS = 5 };
 
-/* How the values of an input are drawn, seeded by the case's name and the input's place. */
+/* How the values of an input are drawn, seeded by the case's name and the input's index. */
 enum values {
     NORMAL = 0,  /* standard normals */
     POSITIVE,    /* uniform in [0.5, 2] */
     UNIT,        /* uniform in [-0.9, 0.9] */
     PROBABILITY, /* uniform in [0.05, 0.95] */
-    DISTINCT,    /* a shuffled ramp of small multiples of 1/8, none 0: no two equal, for maxima and kinks */
+    DISTINCT,    /* a shuffled ramp of nonzero multiples of 1/8: no two are equal, for maxima and kinks */
     AWAY,        /* normals moved away from 0 by 0.25: for kinks at 0 */
     CLASSES,     /* i64 in [0, limit) */
     MASK,        /* bool */
@@ -26,7 +26,7 @@ enum values {
 };
 
 struct case_input {
-    const char *shape; /* "64 3", "" = no dimension; NULL = no input here: an optional one left out */
+    const char *shape; /* "64 3", "" = no dimension; NULL = this optional input is omitted */
     enum values values;
     int64_t limit; /* CLASSES: the number of classes */
     bool no_grad;  /* of a float */
@@ -34,20 +34,20 @@ struct case_input {
 
 struct op_case {
     const char *name;  /* unique: "add broadcasts a column" */
-    enum cairn__op op; /* that it is the case of */
-    /* The result, from inputs; a result of several elements is brought to a loss by a fixed weighted sum. */
+    enum cairn__op op; /* the operation under test */
+    /* Computes the result; a fixed weighted sum reduces a result of several elements to a loss. */
     cairn_tensor *(*build)(cairn_tensor *const *in);
     struct case_input inputs[CASE_INPUTS];
     const char
         *torch; /* a Python expression of inputs a, b, c, ...: "torch.add(a, b)"; F, torch, math are there. NULL = torch
                           has no such thing, and `why` says what the case is compared with instead */
     const char *why;
-    double tolerance; /* further room: the limits are multiplied by it; 0 = 1. With a reason beside it */
-    bool adds_up; /* uses an input twice: its gradients are added up in f32 where it is a leaf, in its type where not */
-    bool no_differences; /* no finite differences: the result is no float, or steps */
+    double tolerance; /* factor for the tolerances; 0 = 1. Needs a comment with the reason */
+    bool adds_up;     /* uses an input twice: its gradients are added in f32 if it is a leaf, otherwise in its type */
+    bool no_differences; /* no finite differences: the result is not a float, or is a step function */
 };
 
-/* The common forms; cases with more to say are written out: {.name = ..., .tolerance = ...}. */
+/* Macros for the common forms; other cases are written out: {.name = ..., .tolerance = ...}. */
 #define IN(sizes) \
     { .shape = (sizes) }
 #define IN_AS(sizes, kind) \
@@ -64,7 +64,7 @@ struct op_cases {
 #define OP_CASES(array) \
     { (array), sizeof(array) / sizeof((array)[0]) }
 
-/* One a family; listed in op_cases.c. */
+/* One list per family; op_cases.c lists the families. */
 extern const struct op_cases cases_product, cases_element, cases_reduce, cases_view, cases_rows, cases_loss, cases_conv,
     cases_autograd;
 

@@ -17,13 +17,13 @@
 #include "nn/tape.h"
 #include "scaler.h"
 
-/* What tests of this room compute on: CAIRN_TEST_DEVICE, or the CPU. */
+/* The device of this room's tests: CAIRN_TEST_DEVICE, or the CPU. */
 static inline const char *test_device(void) {
     const char *device = getenv("CAIRN_TEST_DEVICE");
     return device ? device : "cpu";
 }
 
-/* For programs that run on devices that a machine may not have: they end with 77 then. */
+/* For programs on devices that a machine may lack: exits with 77 then. */
 static inline bool test_device_is_there(void) {
     struct cairn_device *device = NULL;
     if (cairn__device_open(test_device(), 0, &device) != CAIRN_OK) print_message("%s\n", cairn_last_error());
@@ -49,7 +49,7 @@ static inline void test_env_destroy(cairn_env *env) {
     cairn__free(env);
 }
 
-/* cmocka's setup and teardown of a test with an environment of its own; the allocation counters find leaks. */
+/* cmocka's setup and teardown for a test with its own environment; the allocation counters detect leaks. */
 struct test_state {
     cairn_env *env;
     uint64_t alive;
@@ -73,7 +73,7 @@ static inline cairn_env *test_env_of(void **state) {
     return ((struct test_state *)*state)->env;
 }
 
-/* loss * scale by a cell of its own: the last eight are intact. The CPU's memory is the device's. */
+/* loss * scale through a new cell; the last eight cells stay valid. Device memory is host memory here. */
 static inline cairn_tensor *test_scale_loss(cairn_tensor *loss, double scale) {
     enum { CELLS = 8 };
     static struct cairn__scaler_state scalers[CELLS];

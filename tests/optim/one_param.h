@@ -13,7 +13,7 @@ enum { N = 1003, STEPS = 100 };
 
 static const struct cairn__loss_scale SCALE = {128, 1.0f / 128};
 
-/* Element i of the numbers of step t: in (-1, 1). */
+/* Element i of step t's gradient, in (-1, 1). */
 static inline float number(int t, int i) {
     return 2.0f * cairn__uniform(cairn__philox(1234, (uint64_t)i, (uint64_t)t).word[0]) - 1.0f;
 }
@@ -27,7 +27,8 @@ static inline struct cairn__param *make_param(cairn_env *env, cairn_dtype half, 
     return p;
 }
 
-/* Writes step t's gradient, times 1/factor, rounded to the slot's type; truth[] gets what it then stands for. */
+/* Writes step t's gradient, times 1/factor, rounded to the slot's type; truth[] receives the unscaled rounded
+ * values. */
 static inline void write_gradient(struct cairn__param *p, int t, double *truth) {
     void *slot = NULL;
     assert_int_equal(cairn__grad_begin_write(p->gradient, &slot), CAIRN_OK);
@@ -41,7 +42,7 @@ static inline void write_gradient(struct cairn__param *p, int t, double *truth) 
     cairn__param_grad_ready(p);
 }
 
-/* In the norm of all and in the greatest of them. */
+/* Bounds the difference's norm relative to want's, and its largest element relative to want's largest. */
 static inline void assert_near(const float *got, const double *want, double bound, double greatest_bound) {
     double difference = 0, norm = 0, most = 0, greatest = 0;
     for (int i = 0; i < N; i++) {
@@ -73,7 +74,7 @@ static inline void assert_half_is_rounded_master(const struct cairn__param *p) {
     }
 }
 
-/* What amp does: looks, and leaves the step out where something was found. */
+/* As amp does: checks the gradient, and skips the step if an overflow was found. */
 static inline cairn_status look_and_skip(void *ctx, struct cairn__step_end *end, bool *may) {
     cairn_optimizer *o = ctx;
     (void)end;

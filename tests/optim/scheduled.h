@@ -13,7 +13,7 @@ enum { MAX_GROUPS = 3 };
 
 struct scheduled {
     cairn_env *env;
-    float *memory; /* weights, then gradients, of MAX_GROUPS */
+    float *memory; /* weights, then gradients, of MAX_GROUPS groups */
     cairn_param_set *set;
     cairn_optimizer *optimizer;
     cairn_graph *graph; /* NULL = steps are called */
@@ -51,7 +51,7 @@ static inline cairn_status scheduled_step_of(void *user) {
     return st == CAIRN_OK ? cairn_step(s->optimizer) : st;
 }
 
-/* skip: as amp does where a gradient overflowed. All that it did is known when it returns. */
+/* Takes a step. skip: as amp does after an overflow. The step's report has arrived when the function returns. */
 static inline cairn_status scheduled_step(struct scheduled *s, bool skip) {
     const uint32_t raised = 1;
     struct cairn_device *d = s->env->device;
@@ -60,7 +60,7 @@ static inline cairn_status scheduled_step(struct scheduled *s, bool skip) {
     return st == CAIRN_OK ? cairn_env_synchronize(s->env) : st;
 }
 
-/* One step in seven, at random. */
+/* Whether to skip: one random step in seven. */
 static inline bool scheduled_draws_skip(struct scheduled *s) {
     s->drawn = s->drawn * 6364136223846793005u + 1442695040888963407u;
     return (s->drawn >> 33) % 7 == 0;

@@ -14,46 +14,45 @@ enum { LAYERS = 8, WIDTH = 8, MAX_STEPS = 8, MAX_ROWS = 64 };
 
 enum chain_kind { CHAIN_SGD, CHAIN_ADAM, CHAIN_LAMB, CHAIN_NOVOGRAD };
 
-/* What is trained, and how. */
+/* A training's model and options. */
 struct chain {
     const char *name;
-    int ranks, chunks; /* of a replica: 0 ranks = alone, without a pipeline */
+    int ranks, chunks; /* of a replica; 0 ranks = one rank without a pipeline */
     cairn_pipeline_schedule schedule;
     int n_microbatches;
     int split_size, rows, steps;
     amp_opt_level level; /* 0 = without amp */
     cairn_dtype half;
-    double max_norm; /* of clipping; 0 = none */
-    bool exact;      /* small integers, of which a step computes nothing that has to be rounded */
+    double max_norm; /* for clipping; 0 = none */
+    bool exact;      /* data are small integers, so that nothing in a step is rounded */
     enum chain_kind kind;
     bool norms, dropout;
-    int frozen;       /* the first so many layers */
-    bool accumulates; /* two batches a step */
+    int frozen;       /* number of frozen layers at the start */
+    bool accumulates; /* two batches per step */
     int bad_layer, bad_micro_batch,
-        bad_step;      /* whose gradient, and of what, is infinite: layer from 1, 0 = none; LAYERS
-                                                 + 1: the loss itself is */
+        bad_step;      /* where a gradient is infinite: layer from 1, 0 = none, LAYERS + 1 = the loss */
     double loss_scale; /* 0 = the level's */
     float loss_factor; /* 0 = 1 */
-    int replicas;      /* 0 = 1: each trains on an equal part of the rows */
-    bool shards;       /* which share the update */
-    int bad_replica;   /* whose gradient is infinite, in the last micro-batch */
-    int dp, threads;   /* alone: over so many replicas of cairn_data_parallel, of so many threads; 0 = without */
-    bool loss_inside;  /* their forward returns the loss */
-    bool is_named;     /* layers are called by their place in the whole model */
+    int replicas;      /* 0 = 1; each trains on an equal share of the rows */
+    bool shards;       /* replicas shard the optimizer */
+    int bad_replica;   /* replica with the infinite gradient, in the last micro-batch */
+    int dp, threads;   /* without a pipeline: replicas of cairn_data_parallel (0 = none), and their threads */
+    bool loss_inside;  /* the replicas' forward returns the loss */
+    bool is_named;     /* layers are named by their index in the whole model */
     const struct amp_scaler_options *scaler; /* NULL = the level's */
 };
 
-/* What comes out; each rank writes the layers it has, and the last one the losses. */
+/* Results: each rank writes those of its layers, and the last rank the losses. */
 struct outcome {
     float weights[LAYERS][WIDTH * WIDTH], biases[LAYERS][WIDTH], means[LAYERS][WIDTH];
-    float masters[LAYERS][WIDTH * WIDTH]; /* of weights; of replicas in the first one's, and 0 where there are none */
+    float masters[LAYERS][WIDTH * WIDTH]; /* masters of weights, of the first replica; 0 without masters */
     double losses[MAX_STEPS];
     double norms[MAX_STEPS], scales[MAX_STEPS];
     int skipped[MAX_STEPS];
     int in_flight[8]; /* by rank */
 };
 
-/* Numbers in [-1, 1) of a place, the same everywhere. */
+/* A number in [-1, 1) for an index, the same on every rank. */
 static inline float chain_number(uint32_t a, uint32_t b) {
     uint32_t h = a * 2654435761u ^ (b + 1) * 2246822519u;
     h ^= h >> 15;
@@ -67,7 +66,7 @@ static inline float chain_input(const struct chain *c, int step, int i, bool is_
     return chain_number((uint32_t)(step * 2 + is_target), (uint32_t)i);
 }
 
-/* Exact: rows of one or two small numbers, so that sums stay small. */
+/* Exact data: rows with one or two small numbers, so that sums stay small. */
 static inline float chain_weight(const struct chain *c, int layer, int i) {
     if (!c->exact) return chain_number((uint32_t)layer + 77, (uint32_t)i) * 0.6f;
     const int row = i / WIDTH, column = i % WIDTH;
@@ -134,12 +133,12 @@ static inline char *chain_read_layer(const struct chain_layers *made, int i, str
 struct chain_plant {
     struct cairn_param_set *set;
     struct cairn__grad_listener listener;
-    const struct cairn__grad_listener *ddp; /* in front of which it stands; NULL = none */
+    const struct cairn__grad_listener *ddp; /* ddp's listener behind this one; NULL = none */
     struct cairn__param *param;
-    int at, calls; /* the call that is made infinite */
+    int at, calls; /* at: number of the call whose gradient becomes infinite */
 };
 
-static _Thread_local struct chain_plant *chain_planted; /* of this rank */
+static _Thread_local struct chain_plant *chain_planted; /* this rank's plant */
 
 static inline void chain_plant_ready(void *ctx, size_t index) {
     struct chain_plant *plant = chain_planted;
@@ -160,7 +159,7 @@ static inline void chain_plant_failed(void *ctx) {
     (void)ctx;
 }
 
-/* In the gradient of the layer's weight, in backward number `at` from now. */
+/* Plants an infinity in the gradient of the layer's weight, in the at-th backward from now. */
 static inline void chain_plant_begin(struct chain_plant *plant, cairn_module *root, cairn_module *layer, int at) {
     plant->set = cairn_module_params(root);
     plant->at = at;
@@ -200,8 +199,8 @@ struct chain_rank {
     ddp_context *ddp[LAYERS];
     struct chain_plant plant;
     int step;
-    int rank, replica; /* its place */
-    bool synced_early; /* before a forward of a later micro-batch gradients were to be averaged already */
+    int rank, replica; /* position in the grid */
+    bool synced_early; /* whether gradients were averaged before the forward of a later micro-batch */
 };
 
 static inline cairn_tensor *chain_loss(void *ctx, cairn_tensor *output, cairn_tensor *target, int micro_batch) {
@@ -219,7 +218,7 @@ static inline struct amp_options chain_amp(const struct chain *c) {
                         .verbosity = -1);
 }
 
-/* Of one set; the first makes the optimizer. */
+/* Adds one set's parameters; the first call creates the optimizer. */
 static inline cairn_status chain_add_set(struct chain_rank *r, cairn_param_set *set) {
     struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
     struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
@@ -269,7 +268,7 @@ static inline cairn_tensor *chain_loss_inside(void *ctx, cairn_module *module, c
     return cairn_mse_loss(cairn_module_forward(module, inputs[0]), inputs[1]);
 }
 
-/* The first n GPUs, of which a process may see fewer: replicas share them then. NULL on the CPU. */
+/* The first n GPUs; if there are fewer, replicas share them. NULL on the CPU. */
 static inline const int *chain_device_ids(cairn_env *env, int n) {
     static int ids[MAX_ROWS];
     const int visible = cairn__device_count(env->device);
@@ -277,7 +276,7 @@ static inline const int *chain_device_ids(cairn_env *env, int n) {
     return cairn__is_on_host(env->device) ? NULL : ids;
 }
 
-/* Its loss on a part of the rows. */
+/* A replica's loss on its share of the rows. */
 static inline cairn_tensor *chain_part(struct chain_rank *r, cairn_tensor *x, cairn_tensor *y, int part) {
     if (r->c->loss_inside) return cairn_data_parallel_forward_n(r->dp, (cairn_tensor *[]){x, y}, 2);
     return chain_loss(r, r->dp ? cairn_data_parallel_forward(r->dp, x) : cairn_module_forward(r->stages[0], x), y,
@@ -332,7 +331,7 @@ static inline char *chain_step(struct chain_rank *r, struct outcome *out) {
     if (c->accumulates) PASS(chain_batch(r, 2 * r->step + 1, &more));
     if (c->max_norm > 0) EXPECT_OK(cairn_clip_grad_norm(r->optimizer, c->max_norm, rank ? NULL : &out->norms[r->step]));
     EXPECT_OK(cairn_step(r->optimizer));
-    EXPECT_OK(cairn_env_synchronize(r->env)); /* a GPU tells later what became of it */
+    EXPECT_OK(cairn_env_synchronize(r->env)); /* on a GPU the step's report arrives later */
     if (is_last) out->losses[r->step] = mean + more;
     if (rank == 0) out->skipped[r->step] = cairn_optimizer_step_skipped(r->optimizer);
     EXPECT(cairn_optimizer_step_skipped(r->optimizer) == (c->bad_layer && r->step == c->bad_step));
@@ -340,7 +339,7 @@ static inline char *chain_step(struct chain_rank *r, struct outcome *out) {
     return NULL;
 }
 
-/* Layers of a stage: as equal as they can be. */
+/* Number of layers of a stage: as equal as possible. */
 static inline int chain_first_layer(const struct chain *c, int stage) {
     const int stages = c->ranks ? c->ranks * c->chunks : 1;
     return stage * LAYERS / stages;
@@ -424,7 +423,7 @@ static inline void chain_end(struct chain_rank *r) {
     cairn_grid_destroy(&r->grid);
 }
 
-/* This rank's part. */
+/* Runs this rank's part. */
 static inline char *chain_read_master(const struct chain_rank *r, int i, struct outcome *first) {
     const void *weights = cairn__tensor_values(cairn_module_get(r->layers.linear[i], "weight"));
     for (int s = 0; s < r->num_stages; s++) {
@@ -460,7 +459,7 @@ static inline char *chain_rank_main(cairn_env *env, void *ctx) {
     return failure;
 }
 
-/* Trains c; whatever the number of ranks, each of *out [replicas] is that of the whole model. */
+/* Trains c. For any number of ranks each of *out [replicas] has the results of the whole model. */
 static inline void chain_run(const struct chain *c, struct outcome *out) {
     struct chain_run run = {c, out};
     const int replicas = c->replicas ? c->replicas : 1;

@@ -36,12 +36,12 @@ struct old_store {
     int fds[OLD_MOST], num_fds;
     struct old_waiter waiters[OLD_MOST];
     int num_waiters;
-    atomic_int torn;  /* requests that did not come in one piece */
-    atomic_int vast;  /* lengths that it would have allocated, and died of */
-    atomic_int stale; /* connections that asked something while their WAIT was open */
+    atomic_int torn;  /* requests that arrived in several pieces */
+    atomic_int vast;  /* lengths that would have crashed PyTorch's server by an allocation */
+    atomic_int stale; /* connections with a request during an open WAIT */
 };
 
-/* ---- reading; false: hang up ---- */
+/* ---- reading; false = hang up ---- */
 
 static inline bool old_read(struct old_store *o, int fd, void *data, size_t nbytes) {
     int there = 0;
@@ -63,7 +63,7 @@ static inline bool old_string(struct old_store *o, int fd, char **text, size_t *
     return true;
 }
 
-/* ---- answers, in pieces ---- */
+/* ---- replies, sent in pieces ---- */
 
 static inline void old_say(int fd, const void *data, size_t nbytes) {
     const size_t first = nbytes > 1 ? nbytes / 2 : nbytes;

@@ -41,7 +41,7 @@ static inline size_t bytes_of(const char *script, uint8_t *out) {
     return n;
 }
 
-/* A connection to a port of this machine whose reads give up after 20 s; -1. */
+/* Connects to a port of this machine, with a read timeout of 20 s; returns -1 on error. */
 static inline int connect_here(int port) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
@@ -76,7 +76,7 @@ static inline bool is_silent(int fd) {
 
 #endif
 
-/* By the other side, within 20 s; what it still sent before is passed over. */
+/* Expects the peer to close the connection within 20 s; ignores bytes that it sends before. */
 static inline bool is_closed(int fd) {
     char bytes[512];
     ssize_t got;

@@ -10,19 +10,19 @@
 
 struct fake_faults {
     unsigned seed;     /* of delays; 0 = everything arrives at once */
-    bool late_sends;   /* what is sent is read from its array when it is received, and not before */
-    int failing_rank;  /* of the environment's group; its starts fail from the one of this number on, */
-    int failing_start; /* counted from 1; 0 = none does */
-    int silent_rank;   /* nothing that this rank sends arrives any more, from this start on */
-    int silent_start;  /* 0 = all arrives */
-    bool clings;       /* what is under way is not taken back when an engine is closed */
+    bool late_sends;   /* a sent array is read only when the message is received */
+    int failing_rank;  /* rank in the environment's group whose starts fail, from failing_start on */
+    int failing_start; /* counted from 1; 0 = none fails */
+    int silent_rank;   /* rank whose messages are lost, from silent_start on */
+    int silent_start;  /* 0 = none are lost */
+    bool clings;       /* transfers in flight are not cancelled when an engine is closed */
 };
 
 struct fake_control {
     size_t size;
-    void (*set)(const struct fake_faults *faults); /* for groups that are made from now on */
-    int (*engines)(void);                          /* open ones */
-    size_t (*most_nbytes)(void);                   /* of the largest transfer since set */
+    void (*set)(const struct fake_faults *faults); /* for groups that are created from now on */
+    int (*engines)(void);                          /* number of open engines */
+    size_t (*most_nbytes)(void);                   /* size of the largest transfer since set */
 };
 
 #endif

@@ -28,7 +28,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __shared__   static thread_local /* of the one thread that runs kernels: to be found and poisoned */
+#define __shared__   static thread_local /* of the one thread that runs kernels, so that it can be found and poisoned */
 #define __constant__ static const
 #define __launch_bounds__(...)
 
@@ -54,9 +54,9 @@ static inline float4 make_float4(float x, float y, float z, float w) {
     return {x, y, z, w};
 }
 
-/* ---- threads that wait for one another ---- */
+/* ---- synchronisation of threads ---- */
 
-/* Where in the sources a thread waits: threads at different places do not meet. */
+/* The source location at which a thread waits: threads at different locations do not meet. */
 struct standin_place {
     const char *function;
     int line;
@@ -66,7 +66,7 @@ struct standin_place {
 
 /* Returns the OR of all threads' votes. */
 int standin_barrier(int vote, standin_place place);
-/* Returns what lane `source` of the warp gave, or a pattern of ones where the mask does not name it. */
+/* Returns the value of lane `source` of the warp, or all ones if the mask does not include it. */
 unsigned long long standin_shuffle(unsigned mask, unsigned long long given, unsigned source, standin_place place);
 
 static inline void __syncthreads(standin_place place = STANDIN_HERE) {
@@ -86,7 +86,7 @@ template <class T> T standin_shuffled(unsigned mask, T value, unsigned source, s
     return value;
 }
 
-/* A lane whose source would lie outside its group of `width` lanes keeps what it has. */
+/* A lane whose source would be outside its group of `width` lanes keeps its value. */
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, standin_place place = STANDIN_HERE) {
     const unsigned lane = threadIdx.x % warpSize;
@@ -106,7 +106,7 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = warpSize, stand
     return standin_shuffled(mask, value, source / (unsigned)width <= lane / (unsigned)width ? source : lane, place);
 }
 
-/* ---- memory that threads share: they never run at the same time ---- */
+/* ---- atomics: plain operations, since threads never run at the same time ---- */
 
 static inline unsigned atomicAdd(unsigned *p, unsigned value) {
     const unsigned before = *p;
@@ -149,7 +149,7 @@ static inline void __threadfence_system() {}
 
 /* ---- launches ---- */
 
-/* Queues `thread`, to be run by every thread. kernel: the function's address, to be named by. */
+/* Queues a launch in which every thread runs `thread`. kernel: the function's address, for its name. */
 cudaError_t standin_launch(const void *kernel, size_t blocks, int threads, cudaStream_t stream,
                            std::function<void()> thread);
 

@@ -36,25 +36,25 @@
 #include <memory>
 #include <string>
 
-/* The number that an environment variable holds, or what it is without. */
+/* Returns the number in an environment variable, or `otherwise` if it is unset. */
 long long standin_env(const char *name, long long otherwise);
 
-/* Says what the program did wrong, as printf, and aborts. */
+/* Prints what the program did wrong, as printf, and aborts. */
 [[noreturn]] void standin_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- kernel.cc ---- */
 
 std::string standin_kernel_name(const void *kernel);
 
-/* Runs a launch now; device memory is open. */
+/* Runs a launch now; device memory must be accessible. */
 void standin_run_kernel(const void *kernel, size_t blocks, int threads, const std::function<void()> &thread);
 
 /* ---- memory.cc ---- */
 
 enum { STANDIN_GPUS = 64, STANDIN_EVERY_GPU = -1 };
 
-/* While one of these lives, host code may touch the memory of a GPU: around whatever that does. `what` is told when it
- * touches other memory. */
+/* While an object of this type lives, host code may access the memory of a GPU. `what` names the work in the message if
+ * it accesses other memory. */
 class standin_open {
   public:
     explicit standin_open(const std::string &what, int gpu = STANDIN_EVERY_GPU);
@@ -65,47 +65,47 @@ class standin_open {
     int gpu;
 };
 
-/* The whole of [p, p + nbytes) lies in one allocation. */
+/* Whether [p, p + nbytes) is within one allocation. */
 bool standin_is_device(const void *p, size_t nbytes);
 bool standin_is_pinned(const void *p, size_t nbytes);
-/* p lies in the range that device memory is taken from, allocated or not. */
+/* Whether p is in the address range of device memory, allocated or not. */
 bool standin_in_range(const void *p);
 
-/* NULL where there is no more. */
+/* Returns NULL if out of memory. */
 void *standin_device_alloc(size_t nbytes, int gpu);
-/* The GPU whose memory p is in; -1 = none. */
+/* Returns the GPU whose memory contains p, or -1. */
 int standin_owner(const void *p);
-bool standin_device_free(void *p); /* false = it was no allocation */
+bool standin_device_free(void *p); /* false = p is not an allocation */
 void *standin_pinned_alloc(size_t nbytes);
 bool standin_pinned_free(void *p);
 void standin_memory_info(size_t *free_bytes, size_t *total_bytes);
 
 /* ---- runtime.cc ---- */
 
-/* Queues something that the device does. name: for reports. */
+/* Queues work on the device. name: for reports. */
 cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<void()> work);
 
-/* The same for what must wait for others: it runs once ready says so, which it is asked again and again. kept: of a
- * captured item, for as long as a graph with it lives. */
+/* The same for work that waits for other streams or ranks: it runs once ready() returns true, which is polled. kept:
+ * lives as long as a graph that captured the item. */
 cudaError_t standin_queue_when(cudaStream_t stream, std::string name, std::function<bool()> ready,
                                std::function<void()> work, std::shared_ptr<void> kept);
 
-/* error, which cudaGetLastError returns next. */
+/* Returns error and makes cudaGetLastError return it next. */
 cudaError_t standin_error(cudaError_t error);
 
-/* The lock of the whole runtime, which ready and work run under. */
+/* The lock of the whole runtime, held while ready and work run. */
 class standin_guard {
   public:
     standin_guard();
     ~standin_guard();
-    void let_go(); /* for a moment */
+    void let_go(); /* releases the lock for a moment */
 };
 
-/* Calls so far that wait for the device, or may. */
+/* Returns the number of calls so far that wait for the device, or may wait. */
 extern "C" unsigned long long standin_waits(void);
 
-/* What has been queued so far, by name, in their order: kernels, "a product", "a copy", "a memset", ... What is
- * recorded counts when it is launched. */
+/* Counts of queued work so far, by name: kernels, "a product", "a copy", "a memset", ... Captured work counts when its
+ * graph is launched. */
 extern "C" void standin_queued(void (*each)(void *ctx, const char *name, unsigned long long count), void *ctx);
 
 #endif
