@@ -69,7 +69,7 @@ static void a_step_calls_the_guard_once_before_and_once_after(void **state) {
 }
 
 /* The loss of another optimizer, which is under amp, is checked before any step: that is the one way in. */
-static void a_step_without_a_guard_enters_amp_for_other_losses_alone(void **state) {
+static void a_step_without_a_guard_enters_amp_for_other_losses_only(void **state) {
     static const float gradient[PROBE] = {1, 2, 3, 4, 5, 6};
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     cairn_optimizer *sgd = NULL;
@@ -95,7 +95,7 @@ static void a_step_without_a_guard_enters_amp_for_other_losses_alone(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_calls_the_guard_once_before_and_once_after),
-        cmocka_unit_test(a_step_without_a_guard_enters_amp_for_other_losses_alone),
+        cmocka_unit_test(a_step_without_a_guard_enters_amp_for_other_losses_only),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

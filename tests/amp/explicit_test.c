@@ -248,7 +248,7 @@ static void backward_both(struct pair *p) {
     OK(cairn_backward(amp_scaler_scale(p->a.scaler, cairn_add(loss_of(&p->a), loss_of(&p->b)))));
 }
 
-static void optimizer_alone_that_overflowed_does_not_step(void **state) {
+static void only_the_optimizer_that_overflowed_skips(void **state) {
     for (int which = 0; which < 2; which++) {
         struct pair p;
         struct bits before_a, before_b, after_a, after_b;
@@ -819,7 +819,7 @@ int main(void) {
         cmocka_unit_test(explicit_training_equals_scale_loss_training_at_every_level),
         cmocka_unit_test(scaler_without_a_context_trains_as_o0_and_o1),
         cmocka_unit_test(scales_follow_torchs_trace),
-        cmocka_unit_test(optimizer_alone_that_overflowed_does_not_step),
+        cmocka_unit_test(only_the_optimizer_that_overflowed_skips),
         cmocka_unit_test(each_optimizer_skips_its_own_overflow_at_every_level),
         cmocka_unit_test(parameters_may_come_later),
         cmocka_unit_test(skipped_step_and_lowered_scale_are_logged_once),

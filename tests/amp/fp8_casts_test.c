@@ -348,7 +348,7 @@ static void what_cannot_be_is_refused(void **state) {
 }
 
 /* Of a device that is no CPU the name alone is looked at. */
-static void a_gpu_is_refused_by_a_sentence(void **state) {
+static void a_gpu_is_refused_with_a_message(void **state) {
     cairn_env *env = *state;
     const struct cairn__device_ops *own = env->device->ops;
     struct cairn__device_ops other = *own;
@@ -494,7 +494,7 @@ static void a_training_that_was_saved_goes_on_to_the_bit(void **state) {
 }
 
 /* A state of before the first product knows no scales: those that there are begin anew. */
-static void scales_that_a_state_does_not_know_begin_anew(void **state) {
+static void scales_missing_in_a_state_start_over(void **state) {
     cairn_env *env = *state;
     struct kept_state at = {.count = 0};
     float first[3];
@@ -558,11 +558,11 @@ int main(void) {
         cmocka_unit_test(an_empty_batch_has_an_empty_result_and_gradients_of_zero),
         cmocka_unit_test(the_list_is_what_classes_say),
         cmocka_unit_test(what_cannot_be_is_refused),
-        cmocka_unit_test(a_gpu_is_refused_by_a_sentence),
+        cmocka_unit_test(a_gpu_is_refused_with_a_message),
         cmocka_unit_test(an_mlp_trains_with_every_recipe),
         cmocka_unit_test(a_checkpoint_trains_to_the_same_bits),
         cmocka_unit_test(a_training_that_was_saved_goes_on_to_the_bit),
-        cmocka_unit_test(scales_that_a_state_does_not_know_begin_anew),
+        cmocka_unit_test(scales_missing_in_a_state_start_over),
     };
     const struct CMUnitTest on_ranks[] = {cmocka_unit_test(ranks_have_the_scales_of_the_greatest_amax)};
     const int failed = cmocka_run_group_tests(tests, make_env, end_env);

@@ -261,7 +261,7 @@ static void steady_steps_of_two_of_everything_allocate_nothing(void **state) {
 
 /* A generator's loss goes through the discriminator, whose gradients of it are not used: loss 0 is over both models and
  * given the second's optimizer alone, and overflows in the first. */
-static void overflow_in_another_models_gradients_skips_that_models_step_alone(void **state) {
+static void overflow_in_another_models_gradients_skips_only_that_models_step(void **state) {
     for (int l = 0; l < EXACT_LEVELS; l++) {
         for (int forgotten = 0; forgotten < 2; forgotten++) {
             struct pair t;
@@ -293,7 +293,7 @@ int main(void) {
         cmocka_unit_test(model_goes_from_level_to_level_while_it_is_f32),
         cmocka_unit_test(new_models_go_from_O1_to_O2_to_O1),
         cmocka_unit_test(steady_steps_of_two_of_everything_allocate_nothing),
-        cmocka_unit_test(overflow_in_another_models_gradients_skips_that_models_step_alone),
+        cmocka_unit_test(overflow_in_another_models_gradients_skips_only_that_models_step),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

@@ -200,7 +200,7 @@ static void the_child_nearest_to_the_loss_is_blamed_for_an_overflow(void **state
     assert_true(a[3] == 1 && a[2] == 4 && a[1] == 4);
 }
 
-static void zeros_alone_double_the_scale_up_to_its_bounds(void **state) {
+static void all_zero_gradients_double_the_scale_up_to_its_bounds(void **state) {
     (void)state;
     double a[] = {1, 1, 1, 1};
     struct cairn__layer_gradient g[4];
@@ -227,7 +227,7 @@ int main(void) {
         cmocka_unit_test(a_large_gradient_keeps_its_headroom),
         cmocka_unit_test(wide_types_need_no_scale),
         cmocka_unit_test(the_child_nearest_to_the_loss_is_blamed_for_an_overflow),
-        cmocka_unit_test(zeros_alone_double_the_scale_up_to_its_bounds),
+        cmocka_unit_test(all_zero_gradients_double_the_scale_up_to_its_bounds),
         cmocka_unit_test(nothing_is_known_before_a_backward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -325,7 +325,7 @@ static cairn_module *never_called(void *ctx, cairn_env *env, int replica) {
     abort();
 }
 
-static void what_makes_no_sense_is_refused_with_a_sentence(void **state) {
+static void invalid_arguments_are_refused_with_a_message(void **state) {
     const struct {
         struct amp_sequential_options options;
         const char *sentence;
@@ -398,7 +398,7 @@ int main(void) {
         cmocka_unit_test(an_overflow_halves_a_scale_and_skips_the_step),
         cmocka_unit_test(scales_go_on_to_the_bit_from_a_saved_state),
         cmocka_unit_test(ranks_have_the_same_scales),
-        cmocka_unit_test(what_makes_no_sense_is_refused_with_a_sentence),
+        cmocka_unit_test(invalid_arguments_are_refused_with_a_message),
         cmocka_unit_test(chains_that_differ_from_rank_to_rank_are_refused_on_all),
     };
     cairn_set_log(keep_log, NULL);

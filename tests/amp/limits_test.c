@@ -94,7 +94,7 @@ static void assert_loss_refused(struct probe *p, const struct amp_loss_options *
     probe_backward(p, gradient, NULL); /* nothing is left open */
 }
 
-static void wrong_loss_options_are_refused_with_a_sentence(void **state) {
+static void wrong_loss_options_are_refused_with_a_message(void **state) {
     struct probe p;
     struct crowd others;
     begin_crowd(&others, *state);
@@ -115,7 +115,7 @@ static void wrong_loss_options_are_refused_with_a_sentence(void **state) {
     end_crowd(&others);
 }
 
-static void wrong_calls_around_a_step_are_refused_with_a_sentence(void **state) {
+static void wrong_calls_around_a_step_are_refused_with_a_message(void **state) {
     struct probe p;
     struct crowd others;
     cairn_param got[2];
@@ -159,8 +159,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(seventy_optimizers_share_a_loss),
         cmocka_unit_test(sixty_four_losses_have_a_scaler_each),
-        cmocka_unit_test(wrong_loss_options_are_refused_with_a_sentence),
-        cmocka_unit_test(wrong_calls_around_a_step_are_refused_with_a_sentence),
+        cmocka_unit_test(wrong_loss_options_are_refused_with_a_message),
+        cmocka_unit_test(wrong_calls_around_a_step_are_refused_with_a_message),
         cmocka_unit_test(gradients_of_a_child_are_forgotten_with_its_root),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

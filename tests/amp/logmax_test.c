@@ -218,7 +218,7 @@ static void gradients_of_zeros_leave_the_model_alone(void **state) {
 }
 
 /* Of an overflow that this scaler's losses did not have: the step goes on, and the model knows. */
-static void a_gradient_that_is_not_finite_counts_as_log_max(void **state) {
+static void a_nonfinite_gradient_counts_as_log_max(void **state) {
     (void)state;
     struct cairn__scaler_state s = with_defaults(), found = with_defaults();
     update(&s, false, 1), update(&found, false, 1);
@@ -228,7 +228,7 @@ static void a_gradient_that_is_not_finite_counts_as_log_max(void **state) {
 }
 
 /* At the floor of 1 the scale cannot be the reason. */
-static void an_overflow_at_the_floor_that_would_lower_the_scale_is_told(void **state) {
+static void an_overflow_at_the_floor_that_would_lower_the_scale_is_reported(void **state) {
     (void)state;
     struct cairn__scaler_state s = with_defaults();
     assert_int_equal(update(&s, true, 0), CAIRN__SCALER_KEPT); /* 2^(16 - 16): the floor itself */
@@ -279,8 +279,8 @@ int main(void) {
         cmocka_unit_test(an_overflow_lowers_the_scale_by_what_log_max_adds_to_the_means),
         cmocka_unit_test(an_overflow_as_the_source_feeds_it_keeps_the_floor_for_hundreds_of_steps),
         cmocka_unit_test(gradients_of_zeros_leave_the_model_alone),
-        cmocka_unit_test(a_gradient_that_is_not_finite_counts_as_log_max),
-        cmocka_unit_test(an_overflow_at_the_floor_that_would_lower_the_scale_is_told),
+        cmocka_unit_test(a_nonfinite_gradient_counts_as_log_max),
+        cmocka_unit_test(an_overflow_at_the_floor_that_would_lower_the_scale_is_reported),
         cmocka_unit_test(extreme_gradients_come_to_floor_and_ceiling),
         cmocka_unit_test(a_state_taken_after_every_step_goes_on_to_the_bit),
     };

@@ -90,7 +90,7 @@ static void overrides_replace_one_property(void **state) {
     assert_true(p.cast_model_type == CAIRN_F32 && !p.master_weights); /* f32 weights are their own masters */
 }
 
-static void kept_types_leave_model_inputs_and_outputs_alone(void **state) {
+static void kept_types_do_not_cast_model_inputs_and_outputs(void **state) {
     (void)state;
     for (amp_opt_level level = AMP_O0; level <= AMP_O3; level++) {
         struct cairn__amp_policy p = resolved(amp_options(.opt_level = level, .cast_model_type = AMP_KEEP_TYPES));
@@ -550,7 +550,7 @@ int main(void) {
         cmocka_unit_test(no_options_mean_o1_in_f16),
         cmocka_unit_test(presets_are_apex_s),
         cmocka_unit_test(overrides_replace_one_property),
-        cmocka_unit_test(kept_types_leave_model_inputs_and_outputs_alone),
+        cmocka_unit_test(kept_types_do_not_cast_model_inputs_and_outputs),
         cmocka_unit_test(half_model_type_says_the_half_type),
         cmocka_unit_test(options_that_match_the_level_are_accepted),
         cmocka_unit_test(loss_scale_chooses_the_scaler),

@@ -375,7 +375,7 @@ static void torch_keeps_a_scale_that_would_be_infinite_and_others_take_the_ceili
     }
 }
 
-static void a_static_scale_and_the_users_are_left_alone(void **state) {
+static void static_and_user_set_scales_are_not_changed(void **state) {
     (void)state;
     struct cairn__scaler_state s = with_defaults(AMP_SCALER_STATIC);
     run_updates(&s, 3000, false);
@@ -486,7 +486,7 @@ int main(void) {
         cmocka_unit_test(deepspeed_grows_first_at_1001_clean_steps_and_gives_up_at_the_18th_overflow),
         cmocka_unit_test(an_overflow_absorbed_by_hysteresis_is_no_error_at_the_floor),
         cmocka_unit_test(torch_keeps_a_scale_that_would_be_infinite_and_others_take_the_ceiling),
-        cmocka_unit_test(a_static_scale_and_the_users_are_left_alone),
+        cmocka_unit_test(static_and_user_set_scales_are_not_changed),
         cmocka_unit_test(a_tracker_beyond_a_window_that_was_lowered_grows_at_once),
         cmocka_unit_test(deepspeed_grows_within_a_window_after_it_was_lowered),
         cmocka_unit_test(odd_hysteresis_is_used_up_too),

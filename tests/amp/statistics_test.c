@@ -172,7 +172,7 @@ static void histogram_keeps_a_share_below_its_bound(void **state) {
     end_own(&t);
 }
 
-static void a_rule_that_counts_overflows_alone_costs_no_look(void **state) {
+static void a_rule_that_only_counts_overflows_needs_no_extra_pass(void **state) {
     NOT_ON_A_GPU("these buffers are the host's");
     struct own t;
     const float g[N] = {1};
@@ -444,7 +444,7 @@ int main(void) {
         cmocka_unit_test(gradients_of_two_losses_are_seen_as_their_sum),
         cmocka_unit_test(what_saturates_is_counted_at_the_scale_and_at_the_grown_one),
         cmocka_unit_test(histogram_keeps_a_share_below_its_bound),
-        cmocka_unit_test(a_rule_that_counts_overflows_alone_costs_no_look),
+        cmocka_unit_test(a_rule_that_only_counts_overflows_needs_no_extra_pass),
         cmocka_unit_test(all_optimizers_of_an_explicit_step_are_seen_once),
         cmocka_unit_test(a_scale_that_is_set_drops_what_was_seen),
         cmocka_unit_test(ranks_of_ddp_decide_alike),

@@ -148,7 +148,7 @@ static int poll_until_failure(int rank, int size, int port) {
     return 0;
 }
 
-static void polling_alone_notices_a_death(void **state) {
+static void polling_detects_a_death_by_itself(void **state) {
     (void)state;
     struct processes p;
     start(&p, 2, -1, poll_until_failure);
@@ -340,7 +340,7 @@ int main(void) {
         cmocka_unit_test(killed_rank_is_named_by_all_others_soon),
         cmocka_unit_test(rank_that_exits_with_work_outstanding_is_named),
         cmocka_unit_test(death_is_noticed_although_a_child_keeps_the_sockets),
-        cmocka_unit_test(polling_alone_notices_a_death),
+        cmocka_unit_test(polling_detects_a_death_by_itself),
         cmocka_unit_test(stopped_rank_is_named_after_the_timeout),
         cmocka_unit_test(rank_that_never_comes_is_named),
         cmocka_unit_test(rank_that_dies_while_meeting_is_named_soon),

@@ -211,7 +211,7 @@ static void rank_that_ends_within_its_handshake_is_no_stranger(void **state) {
 }
 
 /* As only a rank can that has gone wrong. */
-static void rank_that_is_not_awaited_is_sent_away(void **state) {
+static void unexpected_rank_is_rejected(void **state) {
     (void)state;
     static const uint32_t wrong[] = {0, 2, UINT32_MAX};
     struct rank first;
@@ -322,7 +322,7 @@ int main(void) {
         cmocka_unit_test(what_goes_into_the_store_has_no_byte_of_chance_but_the_key),
         cmocka_unit_test(stranger_with_another_key_is_named_and_sent_away),
         cmocka_unit_test(rank_that_ends_within_its_handshake_is_no_stranger),
-        cmocka_unit_test(rank_that_is_not_awaited_is_sent_away),
+        cmocka_unit_test(unexpected_rank_is_rejected),
         cmocka_unit_test(stranger_in_a_ranks_place_gets_no_number_and_no_data),
         cmocka_unit_test(silent_strangers_cost_no_time_however_many),
         cmocka_unit_test(rank_whose_port_is_shut_has_ended),

@@ -402,7 +402,7 @@ static char *post_into_full_queue(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void call_that_stands_in_a_full_queue_ends_by_the_timeout(void **state) {
+static void call_blocked_by_a_full_queue_ends_by_the_timeout(void **state) {
     (void)state;
     run((struct fake_comm_plan){.fault = FAKE_COMM_FILLS_QUEUE, .rank = 1, .operation = 2}, 2, 0.5,
         post_into_full_queue, NULL);
@@ -420,14 +420,14 @@ static char *post_behind_other_work(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void call_that_stands_behind_other_work_ends_by_the_timeout(void **state) {
+static void call_blocked_by_earlier_work_ends_by_the_timeout(void **state) {
     (void)state;
     struct failure f = {.here = CAIRN_ETIMEOUT,
                         .words_here = "rank 1 waited 0.5 s in all-reduce number 1 of 1 f32 to sum, and nothing moved"};
     run((struct fake_comm_plan){.fault = FAKE_COMM_QUEUE_FULL, .rank = 1}, 2, 0.5, post_behind_other_work, &f);
 }
 
-static void call_that_stands_behind_other_work_ends_by_a_failure(void **state) {
+static void call_blocked_by_earlier_work_ends_by_a_failure(void **state) {
     (void)state;
     struct failure f = {.here = CAIRN_EPEER, .words_here = "the fake library has lost its way"};
     run((struct fake_comm_plan){.fault = FAKE_COMM_QUEUE_FULL, .rank = 1, .tells = true}, 2, 600,
@@ -447,7 +447,7 @@ static char *learn_in_full_queue(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void call_that_stands_in_a_full_queue_ends_by_a_failure(void **state) {
+static void call_blocked_by_a_full_queue_ends_by_a_failure(void **state) {
     (void)state;
     run((struct fake_comm_plan){.fault = FAKE_COMM_FILLS_QUEUE, .rank = 1, .operation = 2, .tells = true}, 2, 600,
         learn_in_full_queue, NULL);
@@ -563,10 +563,10 @@ int main(void) {
         cmocka_unit_test(rank_that_neither_waits_nor_polls_is_aborted_too),
         cmocka_unit_test(abort_ends_a_wait_in_another_thread),
         cmocka_unit_test(abort_that_does_not_return_holds_up_no_other_call),
-        cmocka_unit_test(call_that_stands_in_a_full_queue_ends_by_the_timeout),
-        cmocka_unit_test(call_that_stands_in_a_full_queue_ends_by_a_failure),
-        cmocka_unit_test(call_that_stands_behind_other_work_ends_by_the_timeout),
-        cmocka_unit_test(call_that_stands_behind_other_work_ends_by_a_failure),
+        cmocka_unit_test(call_blocked_by_a_full_queue_ends_by_the_timeout),
+        cmocka_unit_test(call_blocked_by_a_full_queue_ends_by_a_failure),
+        cmocka_unit_test(call_blocked_by_earlier_work_ends_by_the_timeout),
+        cmocka_unit_test(call_blocked_by_earlier_work_ends_by_a_failure),
         cmocka_unit_test(group_with_memory_leaves_a_device_that_does_not_move),
         cmocka_unit_test(abort_ends_a_free_that_waits_for_the_device),
         cmocka_unit_test(memory_that_one_rank_lacks_is_made_nowhere),

@@ -133,7 +133,7 @@ static void ranks_in_the_same_call_are_not_listed(void **state) {
     cairn_store_destroy(&store);
 }
 
-static void error_reports_what_another_rank_noticed_first(void **state) {
+static void error_reports_the_failure_that_another_rank_noticed_first(void **state) {
     (void)state;
     struct rank ranks[3];
     cairn_store *store = make_store();
@@ -261,7 +261,7 @@ int main(void) {
         cmocka_unit_test(silent_rank_is_named_within_seconds),
         cmocka_unit_test(many_silent_ranks_are_counted),
         cmocka_unit_test(ranks_in_the_same_call_are_not_listed),
-        cmocka_unit_test(error_reports_what_another_rank_noticed_first),
+        cmocka_unit_test(error_reports_the_failure_that_another_rank_noticed_first),
         cmocka_unit_test(cause_is_reported_even_if_others_noticed_a_rank_leave_first),
         cmocka_unit_test(groups_of_one_environment_have_separate_notes),
         cmocka_unit_test(without_a_store_the_error_is_unchanged),

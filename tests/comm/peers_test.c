@@ -137,7 +137,7 @@ static void ranks_that_meet_know_each_other(void **state) {
     }
 }
 
-static void a_rank_alone_needs_no_store(void **state) {
+static void a_single_rank_needs_no_store(void **state) {
     (void)state;
     struct rank one[1];
     fill(one, 1, NULL);
@@ -588,7 +588,7 @@ static void every_rank_makes_the_same_choice(void **state) {
     }
 }
 
-static void rank_alone_takes_the_backend_that_is_set(void **state) {
+static void single_rank_takes_the_backend_that_is_set(void **state) {
     (void)state;
     static const struct {
         const char *wanted;
@@ -766,7 +766,7 @@ static void stores_return_the_local_address_of_their_connection(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_that_meet_know_each_other),
-        cmocka_unit_test(a_rank_alone_needs_no_store),
+        cmocka_unit_test(a_single_rank_needs_no_store),
         cmocka_unit_test(sockets_take_connections_until_the_meeting_ends),
         cmocka_unit_test(hosts_are_compared),
         cmocka_unit_test(ranks_of_one_machine_write_once_and_read_each_other_once),
@@ -779,7 +779,7 @@ int main(void) {
         cmocka_unit_test(rank_names_the_one_that_hosts_the_store_whichever_request_is_lost),
         cmocka_unit_test(texts_of_all_ranks_reach_every_rank_in_rank_order),
         cmocka_unit_test(every_rank_makes_the_same_choice),
-        cmocka_unit_test(rank_alone_takes_the_backend_that_is_set),
+        cmocka_unit_test(single_rank_takes_the_backend_that_is_set),
         cmocka_unit_test(interface_is_given_by_name_or_address),
         cmocka_unit_test(address_towards_another_is_found),
         cmocka_unit_test(ranks_of_one_machine_talk_over_loopback),

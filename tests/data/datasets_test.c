@@ -83,7 +83,7 @@ static void rows_of_arrays_are_examples(void **state) {
     cairn_dataset_destroy(&dataset);
 }
 
-static void a_file_that_is_cut_while_it_is_read_fails_its_batch(void **state) {
+static void a_file_truncated_while_it_is_read_fails_its_batch(void **state) {
     const char *path;
     cairn_dataset *dataset = make_npy(&path);
     cairn_sampler *sampler = NULL;
@@ -375,7 +375,7 @@ static void what_cannot_be_padded_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_of_arrays_are_examples),
-        cmocka_unit_test(a_file_that_is_cut_while_it_is_read_fails_its_batch),
+        cmocka_unit_test(a_file_truncated_while_it_is_read_fails_its_batch),
         cmocka_unit_test(arrays_that_do_not_belong_together_are_refused),
         cmocka_unit_test(a_map_makes_examples_of_others),
         cmocka_unit_test(tokens_and_the_next_ones_are_examples),

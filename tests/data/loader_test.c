@@ -220,7 +220,7 @@ static void a_sampler_that_is_moved_moves_the_loader(void **state) {
     cairn_dataset_destroy(&dataset);
 }
 
-static void a_loader_that_is_resumed_in_mid_epoch_goes_on_to_the_bit(void **state) {
+static void a_loader_resumed_in_mid_epoch_gives_the_same_bits(void **state) {
     static struct record expected[MAX_BATCHES], r;
     cairn_dataset *dataset = make_dataset();
     cairn_sampler *sampler = make_sampler(0, 1), *again = make_sampler(0, 1);
@@ -355,7 +355,7 @@ static void an_example_that_fails_fails_its_batch_and_no_other(void **state) {
     cairn_dataset_destroy(&dataset);
 }
 
-static void a_failure_without_a_sentence_has_one(void **state) {
+static void a_failure_without_a_message_gets_one(void **state) {
     for (int workers = 0; workers <= 1; workers++) {
         cairn_dataset *dataset = make_dataset();
         cairn_sampler *sampler = make_sampler(0, 1);
@@ -744,11 +744,11 @@ int main(void) {
         cmocka_unit_test(ranks_get_their_shares),
         cmocka_unit_test(the_samplers_position_is_that_of_what_was_handed_out),
         cmocka_unit_test(a_sampler_that_is_moved_moves_the_loader),
-        cmocka_unit_test(a_loader_that_is_resumed_in_mid_epoch_goes_on_to_the_bit),
+        cmocka_unit_test(a_loader_resumed_in_mid_epoch_gives_the_same_bits),
         cmocka_unit_test(a_checkpoint_has_the_loaders_place),
         cmocka_unit_test(another_number_of_ranks_goes_on_where_these_were),
         cmocka_unit_test(an_example_that_fails_fails_its_batch_and_no_other),
-        cmocka_unit_test(a_failure_without_a_sentence_has_one),
+        cmocka_unit_test(a_failure_without_a_message_gets_one),
         cmocka_unit_test(what_collate_refuses_fails_the_batch),
         cmocka_unit_test(examples_that_differ_are_not_stacked),
         cmocka_unit_test(tensors_are_the_same_while_shapes_stay),

@@ -41,7 +41,7 @@ static bool same(struct drawn a, struct drawn b) {
            a.box.width == b.box.width && a.mirrored == b.mirrored;
 }
 
-static void a_box_follows_from_seed_epoch_and_index_alone(void **state) {
+static void a_box_depends_on_seed_epoch_and_index_only(void **state) {
     (void)state;
     int others = 0;
     for (int64_t i = 0; i < 100; i++) {
@@ -53,7 +53,7 @@ static void a_box_follows_from_seed_epoch_and_index_alone(void **state) {
     assert_in_range(others, 0, 1);
 }
 
-static void boxes_have_the_areas_and_ratios_that_were_asked_for(void **state) {
+static void boxes_have_the_requested_areas_and_ratios(void **state) {
     (void)state;
     enum { N = 20000, H = 300, W = 400 };
     int thirds[3] = {0}, tall = 0, mirrored = 0, top = 0, left = 0;
@@ -302,8 +302,8 @@ static void memory_that_runs_out_leaks_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_box_follows_from_seed_epoch_and_index_alone),
-        cmocka_unit_test(boxes_have_the_areas_and_ratios_that_were_asked_for),
+        cmocka_unit_test(a_box_depends_on_seed_epoch_and_index_only),
+        cmocka_unit_test(boxes_have_the_requested_areas_and_ratios),
         cmocka_unit_test(a_picture_that_no_box_fits_gives_its_middle),
         cmocka_unit_test(the_area_of_one_is_all_of_a_square),
         cmocka_unit_test(halving_takes_triangles_of_four),

@@ -105,7 +105,7 @@ static struct bytes small_png(void) {
     return file;
 }
 
-static void a_png_that_is_cut_anywhere_is_refused(void **state) {
+static void a_png_truncated_anywhere_is_refused(void **state) {
     (void)state;
     struct bytes file = small_png();
     for (size_t n = 0; n < file.n; n++) {
@@ -223,7 +223,7 @@ static struct bytes small_jpeg(int progressive) {
 }
 
 /* But for the two bytes of its end, without which a plain one has all its lines. */
-static void a_jpeg_that_is_cut_anywhere_is_refused(void **state) {
+static void a_jpeg_truncated_anywhere_is_refused(void **state) {
     (void)state;
     for (int progressive = 0; progressive < 2; progressive++) {
         struct bytes file = small_jpeg(progressive);
@@ -237,7 +237,7 @@ static void a_jpeg_that_is_cut_anywhere_is_refused(void **state) {
     }
 }
 
-static void a_cut_jpeg_says_so_and_is_taken_where_that_is_allowed(void **state) {
+static void a_truncated_jpeg_is_an_error_unless_allowed(void **state) {
     (void)state;
     unsigned char *rgb = waves(64, 64, 3);
     struct bytes file =
@@ -411,14 +411,14 @@ static void wrong_arguments_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_of_png_becomes_rgb),
-        cmocka_unit_test(a_png_that_is_cut_anywhere_is_refused),
+        cmocka_unit_test(a_png_truncated_anywhere_is_refused),
         cmocka_unit_test(a_png_with_a_wrong_checksum_is_refused),
         cmocka_unit_test(a_jpeg_gives_the_picture_that_was_written),
         cmocka_unit_test(a_progressive_and_an_arithmetic_jpeg_have_the_bits_of_a_plain_one),
         cmocka_unit_test(a_grey_jpeg_is_grey),
         cmocka_unit_test(cmyk_and_ycck_become_rgb),
-        cmocka_unit_test(a_jpeg_that_is_cut_anywhere_is_refused),
-        cmocka_unit_test(a_cut_jpeg_says_so_and_is_taken_where_that_is_allowed),
+        cmocka_unit_test(a_jpeg_truncated_anywhere_is_refused),
+        cmocka_unit_test(a_truncated_jpeg_is_an_error_unless_allowed),
         cmocka_unit_test(damaged_data_of_a_jpeg_are_refused_or_taken),
         cmocka_unit_test(a_jpeg_of_thousands_of_scans_is_refused),
         cmocka_unit_test(huge_pictures_are_refused_before_memory_is_taken),

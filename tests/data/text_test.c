@@ -320,7 +320,7 @@ static void what_has_no_lines_is_refused(void **state) {
     assert_int_equal(remove(path), 0);
 }
 
-static void a_file_that_is_cut_is_an_error(void **state) {
+static void a_truncated_file_is_an_error(void **state) {
     (void)state;
     const char *path = write_text("cut.jsonl", mnli_lines);
     cairn_dataset *dataset = open_text(path, mnli(NULL));
@@ -389,7 +389,7 @@ static void an_index_is_used_until_the_file_changes(void **state) {
     cairn_dataset_destroy(&dataset);
 }
 
-static void an_index_that_is_not_whole_is_made_anew(void **state) {
+static void an_incomplete_index_is_rebuilt(void **state) {
     (void)state;
     static unsigned char bytes[1 << 18];
     const char *path = write_many();
@@ -523,9 +523,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_first_line_may_have_a_million_cells),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(what_has_no_lines_is_refused),
-        cmocka_unit_test(a_file_that_is_cut_is_an_error),
+        cmocka_unit_test(a_truncated_file_is_an_error),
         cmocka_unit_test(an_index_is_used_until_the_file_changes),
-        cmocka_unit_test(an_index_that_is_not_whole_is_made_anew),
+        cmocka_unit_test(an_incomplete_index_is_rebuilt),
         cmocka_unit_test(an_index_has_the_path_that_is_given),
         cmocka_unit_test(memory_that_runs_out_is_an_error),
         cmocka_unit_test(texts_go_through_a_map_into_batches),

@@ -485,7 +485,7 @@ static char *look_before_the_second(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void buckets_are_planned_anew_neither_in_evaluation_nor_under_a_graph(void **state) {
+static void buckets_are_rebuilt_neither_in_evaluation_nor_under_a_graph(void **state) {
     (void)state;
     for (int is_recorded = 0; is_recorded < 2; is_recorded++)
         run_ranks(2, look_before_the_second, &(bool){is_recorded != 0});
@@ -818,7 +818,7 @@ int main(void) {
         cmocka_unit_test(named_parameters_close_buckets),
         cmocka_unit_test(gradients_larger_than_a_bucket_travel_in_pieces),
         cmocka_unit_test(second_forward_plans_buckets_by_rank_0s_order),
-        cmocka_unit_test(buckets_are_planned_anew_neither_in_evaluation_nor_under_a_graph),
+        cmocka_unit_test(buckets_are_rebuilt_neither_in_evaluation_nor_under_a_graph),
         cmocka_unit_test(ignored_parameters_stay_each_ranks_own_but_for_overflow),
         cmocka_unit_test(wrong_options_are_refused_on_every_rank),
         cmocka_unit_test(options_that_differ_fail_on_every_rank_with_both_values),

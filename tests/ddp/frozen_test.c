@@ -297,7 +297,7 @@ static char *lose_all(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void rank_whose_loss_reaches_frozen_parameters_alone_leaves_no_rank_waiting(void **state) {
+static void rank_whose_loss_only_reaches_frozen_parameters_leaves_no_rank_waiting(void **state) {
     (void)state;
     NOT_ON_A_GPU("nccl does not compare the calls of ranks");
     for (int ranks = 2; ranks <= 3; ranks++) {
@@ -514,7 +514,7 @@ int main(void) {
         cmocka_unit_test(gradients_that_wait_are_in_the_step_though_other_parameters_are_frozen_meanwhile),
         cmocka_unit_test(a_wholly_frozen_model_has_no_bucket_and_no_moment_until_it_is_thawed),
         cmocka_unit_test(ranks_that_freeze_different_parameters_fail_with_the_name),
-        cmocka_unit_test(rank_whose_loss_reaches_frozen_parameters_alone_leaves_no_rank_waiting),
+        cmocka_unit_test(rank_whose_loss_only_reaches_frozen_parameters_leaves_no_rank_waiting),
         cmocka_unit_test(rank_that_calls_within_its_backward_makes_all_fail_and_training_goes_on),
         cmocka_unit_test(rank_that_freezes_arrays_before_ddp_wait_makes_all_fail_and_training_goes_on),
         cmocka_unit_test(array_that_waits_is_in_the_step_though_another_is_frozen_meanwhile),

@@ -319,7 +319,7 @@ static char *register_wrongly(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void wrong_options_end_in_a_sentence_on_every_rank(void **state) {
+static void wrong_options_fail_with_a_message_on_every_rank(void **state) {
     (void)state;
     run_ranks(2, register_wrongly, NULL);
 }
@@ -417,7 +417,7 @@ static char *refuse_one_alone(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void a_rank_that_is_refused_an_average_fails_it_on_all_at_once(void **state) {
+static void an_average_refused_on_one_rank_fails_on_all_at_once(void **state) {
     (void)state;
     for (int p = 2; p <= 3; p++) run_ranks(p, refuse_one_alone, NULL);
 }
@@ -429,10 +429,10 @@ int main(void) {
         cmocka_unit_test(two_groups_with_two_periods_are_a_hierarchy),
         cmocka_unit_test(a_rank_skips_its_own_overflow_alone),
         cmocka_unit_test(a_loaded_training_stays_local),
-        cmocka_unit_test(wrong_options_end_in_a_sentence_on_every_rank),
+        cmocka_unit_test(wrong_options_fail_with_a_message_on_every_rank),
         cmocka_unit_test(a_rank_that_leaves_before_an_average_is_named),
         cmocka_unit_test(a_rank_without_memory_fails_the_average_on_all_at_once),
-        cmocka_unit_test(a_rank_that_is_refused_an_average_fails_it_on_all_at_once),
+        cmocka_unit_test(an_average_refused_on_one_rank_fails_on_all_at_once),
     };
     cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     return cmocka_run_group_tests(tests, NULL, NULL);

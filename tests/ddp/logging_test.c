@@ -62,7 +62,7 @@ static void medians_are_of_the_last_iterations_that_were_measured(void **state) 
     cairn__ddp_times_free(&t);
 }
 
-static void polls_are_left_out_of_what_backward_took(void **state) {
+static void polls_are_not_part_of_backwards_time(void **state) {
     (void)state;
     for (int watched = 0; watched < 2; watched++) {
         struct cairn__ddp_times t = {0};
@@ -408,7 +408,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(communication_is_busy_while_any_bucket_is_on_its_way),
         cmocka_unit_test(medians_are_of_the_last_iterations_that_were_measured),
-        cmocka_unit_test(polls_are_left_out_of_what_backward_took),
+        cmocka_unit_test(polls_are_not_part_of_backwards_time),
         cmocka_unit_test(time_of_unsynced_iterations_is_not_counted_as_outside),
         cmocka_unit_test(logging_data_has_torchs_names),
         cmocka_unit_test(gradients_in_the_users_memory_have_times_too),

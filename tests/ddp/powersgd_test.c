@@ -618,7 +618,7 @@ static char *load_into(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void a_state_without_it_begins_it_anew(void **state) {
+static void a_state_without_powersgd_resets_it(void **state) {
     (void)state;
     run_ranks(2, load_into, NULL);
 }
@@ -786,7 +786,7 @@ static char *register_wrongly(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void wrong_options_end_in_a_sentence_on_every_rank(void **state) {
+static void wrong_options_fail_with_a_message_on_every_rank(void **state) {
     (void)state;
     run_ranks(2, register_wrongly, NULL);
 }
@@ -923,7 +923,7 @@ static char *give_up(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void a_rank_that_gives_up_at_any_moment_fails_all_in_a_sentence(void **state) {
+static void a_rank_that_aborts_at_any_moment_fails_all_with_a_message(void **state) {
     (void)state;
     NOT_ON_A_GPU("there ranks notice by the timeout");
     for (int i = 0; i < (check_is_short() ? 8 : 20); i++) run_ranks(3, give_up, NULL);
@@ -940,16 +940,16 @@ int main(void) {
         cmocka_unit_test(errors_do_not_depend_on_the_loss_scale),
         cmocka_unit_test(a_skipped_step_leaves_errors_and_q_as_they_were),
         cmocka_unit_test(a_loaded_training_goes_on_with_the_same_bits),
-        cmocka_unit_test(a_state_without_it_begins_it_anew),
+        cmocka_unit_test(a_state_without_powersgd_resets_it),
         cmocka_unit_test(parameters_that_no_rank_uses_keep_their_errors),
         cmocka_unit_test(averages_over_the_ranks_with_input_lose_nothing),
         cmocka_unit_test(gradients_in_the_users_memory_become_those_of_a_module),
-        cmocka_unit_test(wrong_options_end_in_a_sentence_on_every_rank),
+        cmocka_unit_test(wrong_options_fail_with_a_message_on_every_rank),
         cmocka_unit_test(a_rank_with_other_kernels_fails_on_all_and_one_with_more_threads_does_not),
         cmocka_unit_test(a_rank_above_all_matrices_takes_no_more_memory_than_theirs),
         cmocka_unit_test(a_rank_with_another_hook_fails_on_all),
         cmocka_unit_test(a_rank_that_leaves_is_named_with_the_bucket),
-        cmocka_unit_test(a_rank_that_gives_up_at_any_moment_fails_all_in_a_sentence),
+        cmocka_unit_test(a_rank_that_aborts_at_any_moment_fails_all_with_a_message),
     };
     cairn_set_log(log_nothing, NULL); /* of steps that are skipped */
     return cmocka_run_group_tests(tests, NULL, NULL);

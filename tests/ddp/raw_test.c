@@ -202,7 +202,7 @@ static const struct how every_way[] = {
      .ddp = {.shard_optimizer = CAIRN_ON, .message_size = 40}},
 };
 
-static void averages_stand_in_the_users_memory_in_every_way_of_training(void **state) {
+static void averages_are_in_the_users_memory_for_every_way_of_training(void **state) {
     static const int sizes[] = {1, 2, 4};
     (void)state;
     for (size_t h = 0; h < sizeof(every_way) / sizeof(every_way[0]); h++) {
@@ -246,7 +246,7 @@ static char *train_in_moving_memory(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void memory_that_comes_late_or_moves_is_averaged_where_it_stands(void **state) {
+static void memory_that_is_set_late_or_moves_is_averaged_in_place(void **state) {
     (void)state;
     for (size_t h = 0; h < sizeof(every_way) / sizeof(every_way[0]); h++)
         run_ranks(2, train_in_moving_memory, (void *)(uintptr_t)&every_way[h]);
@@ -276,7 +276,7 @@ static char *look_at_order(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void buckets_are_planned_anew_in_rank_0s_order_of_declaration(void **state) {
+static void buckets_are_rebuilt_in_rank_0s_order_of_declaration(void **state) {
     (void)state;
     run_ranks(2, look_at_order, (void *)(uintptr_t)&every_way[1]);
 }
@@ -712,9 +712,9 @@ static void hook_that_runs_out_of_memory_leaves_nothing_half_done(void **state) 
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(averages_stand_in_the_users_memory_in_every_way_of_training),
-        cmocka_unit_test(memory_that_comes_late_or_moves_is_averaged_where_it_stands),
-        cmocka_unit_test(buckets_are_planned_anew_in_rank_0s_order_of_declaration),
+        cmocka_unit_test(averages_are_in_the_users_memory_for_every_way_of_training),
+        cmocka_unit_test(memory_that_is_set_late_or_moves_is_averaged_in_place),
+        cmocka_unit_test(buckets_are_rebuilt_in_rank_0s_order_of_declaration),
         cmocka_unit_test(four_gradients_of_40000_average_to_40000_in_f32_memory_with_half_values),
         cmocka_unit_test(overflow_on_one_rank_skips_the_step_on_all_and_is_named),
         cmocka_unit_test(several_backwards_add_up_with_and_without_synchronising_each),

@@ -221,7 +221,7 @@ static char *expect_owners_under_the_noop_hook(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void weights_that_ranks_step_alone_with_are_each_ranks_own(void **state) {
+static void weights_after_local_steps_differ_by_rank(void **state) {
     (void)state;
     for (int p = 1; p <= 2; p++) {
         run_ranks(p, expect_owners_after_steps, NULL);
@@ -869,7 +869,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(shards_of_any_ranks_load_on_any_others_and_whole),
         cmocka_unit_test(trainings_of_two_ranks_go_on_alike_on_one_three_and_four),
         cmocka_unit_test(what_ranks_average_is_shared_and_the_rest_each_ranks_own),
-        cmocka_unit_test(weights_that_ranks_step_alone_with_are_each_ranks_own),
+        cmocka_unit_test(weights_after_local_steps_differ_by_rank),
         cmocka_unit_test(the_first_backward_after_a_load_has_the_same_buckets),
         cmocka_unit_test(a_hook_can_be_registered_after_a_load),
         cmocka_unit_test(an_order_of_no_parameters_is_passed_over),

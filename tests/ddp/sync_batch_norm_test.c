@@ -173,7 +173,7 @@ static void shares_of_any_size_equal_one_big_batch(void **state) {
         run_ranks(cases[c].p, compare_shares, (void *)&cases[c]);
 }
 
-static void groups_of_two_normalise_apart(void **state) {
+static void groups_of_two_normalise_independently(void **state) {
     (void)state;
     struct shares shares = {.p = 4, .rows = {3, 1, 2, 6}, .block = 2};
     run_ranks(4, compare_shares, &shares);
@@ -289,7 +289,7 @@ static char *evaluate_on_one_rank(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void evaluation_and_gradients_of_weights_alone_send_nothing(void **state) {
+static void evaluation_and_gradients_of_weights_only_send_nothing(void **state) {
     (void)state;
     run_ranks(2, evaluate_on_one_rank, NULL);
 }
@@ -646,11 +646,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shares_of_any_size_equal_one_big_batch),
         cmocka_unit_test(shares_of_many_channels_equal_one_big_batch),
-        cmocka_unit_test(groups_of_two_normalise_apart),
+        cmocka_unit_test(groups_of_two_normalise_independently),
         cmocka_unit_test(exact_shares_give_the_bits_of_one_big_batch),
         cmocka_unit_test(running_statistics_have_the_same_bits_on_every_rank),
         cmocka_unit_test(a_group_of_one_rank_is_plain_batch_norm_to_the_bit),
-        cmocka_unit_test(evaluation_and_gradients_of_weights_alone_send_nothing),
+        cmocka_unit_test(evaluation_and_gradients_of_weights_only_send_nothing),
         cmocka_unit_test(converting_keeps_all_but_the_name_and_shares_one_channel),
         cmocka_unit_test(ranks_stay_equal_in_training_at_every_level),
         cmocka_unit_test(shares_train_as_the_whole_batch_does),

@@ -151,7 +151,7 @@ static void what_was_used_under_no_sync_counts_as_used(void **state) {
     }
 }
 
-static void reducer_leaves_alone_what_no_rank_used(void **state) {
+static void reducer_does_not_change_gradients_that_no_rank_used(void **state) {
     (void)state;
     for (int l = 0; l < PARTS_LEVELS; l += 3) {
         for (int micros = 1; micros <= 2; micros++) {
@@ -459,7 +459,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_that_no_rank_used_keep_every_bit_and_zeros_stand_in_for_the_others),
         cmocka_unit_test(what_was_used_under_no_sync_counts_as_used),
-        cmocka_unit_test(reducer_leaves_alone_what_no_rank_used),
+        cmocka_unit_test(reducer_does_not_change_gradients_that_no_rank_used),
         cmocka_unit_test(loss_of_zero_uses_nothing),
         cmocka_unit_test(static_graph_finds_unused_parameters_once),
         cmocka_unit_test(static_graph_of_a_rank_is_found_at_its_first_input),

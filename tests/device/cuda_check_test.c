@@ -102,7 +102,7 @@ static const char *check_adam(struct cairn__optim_item item, cairn_dtype grad, e
     return cairn__check_optim(&item, 1, grad, mode, 2);
 }
 
-static void an_update_is_fine_with_what_its_mode_needs(void **state) {
+static void an_update_accepts_the_inputs_of_its_mode(void **state) {
     (void)state;
     struct cairn__optim_item item = an_update();
     assert_fine(check_adam(item, CAIRN_F16, CAIRN__W_F32_F16));
@@ -129,7 +129,7 @@ static void an_update_without_one_of_its_arrays_is_refused(void **state) {
     assert_fine(cairn__check_optim(&item, 1, CAIRN_F16, CAIRN__W_F32, 1));
 }
 
-static void an_update_by_norms_without_what_they_go_by_is_refused(void **state) {
+static void an_update_by_norms_without_its_inputs_is_refused(void **state) {
     (void)state;
     static struct cairn__squares squares;
     const struct cairn__optim_rule lamb = {.kind = CAIRN__OPTIM_LAMB}, novograd = {.kind = CAIRN__OPTIM_NOVOGRAD};
@@ -369,9 +369,9 @@ int main(void) {
         cmocka_unit_test(misaligned_elements_are_refused),
         cmocka_unit_test(types_of_empty_items_are_checked_too),
         cmocka_unit_test(more_elements_than_bytes_are_refused),
-        cmocka_unit_test(an_update_is_fine_with_what_its_mode_needs),
+        cmocka_unit_test(an_update_accepts_the_inputs_of_its_mode),
         cmocka_unit_test(an_update_without_one_of_its_arrays_is_refused),
-        cmocka_unit_test(an_update_by_norms_without_what_they_go_by_is_refused),
+        cmocka_unit_test(an_update_by_norms_without_its_inputs_is_refused),
         cmocka_unit_test(an_update_of_an_unknown_kind_is_refused),
         cmocka_unit_test(an_update_needs_its_rule_its_rate_and_its_state),
         cmocka_unit_test(weights_rounded_at_random_have_a_number_in_place_of_a_copy),

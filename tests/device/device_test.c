@@ -256,7 +256,7 @@ static void equal_calls_give_equal_bits(void **state) {
     }
 }
 
-static void product_leaves_the_users_thread_count_alone(void **state) {
+static void product_does_not_change_the_users_thread_count(void **state) {
     (void)state;
     void *found[2] = {dlsym(RTLD_DEFAULT, "omp_set_num_threads"), dlsym(RTLD_DEFAULT, "omp_get_max_threads")};
     if (!found[0] || !found[1]) return; /* built without oneDNN, or one without OpenMP */
@@ -353,7 +353,7 @@ int main(void) {
         cmocka_unit_test(products_are_exact_on_whole_numbers),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
         cmocka_unit_test(equal_calls_give_equal_bits),
-        cmocka_unit_test(product_leaves_the_users_thread_count_alone),
+        cmocka_unit_test(product_does_not_change_the_users_thread_count),
         cmocka_unit_test(repeated_product_allocates_nothing),
         cmocka_unit_test(more_shapes_than_are_kept_give_right_products),
         cmocka_unit_test(shapes_in_use_are_made_once),

@@ -241,7 +241,7 @@ static struct cairn__product_plan batch_plan_of(const struct cairn__batch *batch
     return plan;
 }
 
-static void batches_change_sides_as_products_do(void **state) {
+static void batches_swap_operands_as_single_products_do(void **state) {
     (void)state;
     struct cairn__batch batch = some_batch();
     batch.trans_b = true;
@@ -358,7 +358,7 @@ int main(void) {
         cmocka_unit_test(tf32_is_for_f32_operands),
         cmocka_unit_test(alignments_are_those_of_the_addresses),
         cmocka_unit_test(key_has_everything_that_an_algorithm_depends_on),
-        cmocka_unit_test(batches_change_sides_as_products_do),
+        cmocka_unit_test(batches_swap_operands_as_single_products_do),
         cmocka_unit_test(alignment_of_a_batch_is_that_of_all_its_matrices),
         cmocka_unit_test(key_of_a_batch_has_all_of_it),
         cmocka_unit_test_setup(product_planned_once_keeps_its_entry, clear_index),

@@ -20,7 +20,7 @@ static void every_row_of_the_cpu_has_a_twin_or_a_reason(void **state) {
     }
 }
 
-static void every_twin_stands_for_a_row_of_the_cpu(void **state) {
+static void every_gpu_kernel_has_a_row_of_the_cpu(void **state) {
     (void)state;
     size_t count;
     const struct cairn__cuda_row *twins = cairn__cuda_rows(&count);
@@ -69,7 +69,7 @@ static void a_twin_that_is_claimed_is_a_launcher(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_of_the_cpu_has_a_twin_or_a_reason),
-        cmocka_unit_test(every_twin_stands_for_a_row_of_the_cpu),
+        cmocka_unit_test(every_gpu_kernel_has_a_row_of_the_cpu),
         cmocka_unit_test(a_row_has_a_launcher_or_a_reason_and_not_both),
         cmocka_unit_test(a_twin_that_is_claimed_is_a_launcher),
     };

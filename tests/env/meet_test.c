@@ -168,7 +168,7 @@ static void threads_meet_in_a_store_again_and_again(void **state) {
     }
 }
 
-static void a_rank_that_is_alone_needs_no_place(void **state) {
+static void a_single_rank_needs_no_meeting_place(void **state) {
     (void)state;
     cairn_env *env = NULL;
     assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.world_size = 1, .init_method = "file:///no/where"),
@@ -363,7 +363,7 @@ static void rank_given_twice_is_suspected(void **state) {
     cairn_store_destroy(&store);
 }
 
-static void store_that_is_not_found_is_an_error_with_its_places(void **state) {
+static void store_that_is_not_found_is_an_error_with_the_addresses_tried(void **state) {
     (void)state;
     const int ports[] = {free_port(), free_port()};
     const struct cairn__launch l = launch_at(1, 2, ports, 2);
@@ -510,14 +510,14 @@ int main(void) {
         cmocka_unit_test(ranks_meet_at_an_address),
         cmocka_unit_test(ranks_meet_in_a_file_and_leave_none),
         cmocka_unit_test(threads_meet_in_a_store_again_and_again),
-        cmocka_unit_test(a_rank_that_is_alone_needs_no_place),
+        cmocka_unit_test(a_single_rank_needs_no_meeting_place),
         cmocka_unit_test(processes_meet_where_their_job_says),
         cmocka_unit_test(ports_of_other_programs_are_skipped),
         cmocka_unit_test(job_whose_ports_are_all_taken_is_an_error),
         cmocka_unit_test(a_rank_that_stays_away_is_named),
         cmocka_unit_test(rank_0_says_where_it_waits_at_another_machines_address),
         cmocka_unit_test(rank_given_twice_is_suspected),
-        cmocka_unit_test(store_that_is_not_found_is_an_error_with_its_places),
+        cmocka_unit_test(store_that_is_not_found_is_an_error_with_the_addresses_tried),
         cmocka_unit_test(contradicting_options_are_refused),
         cmocka_unit_test(a_file_that_cannot_be_made_is_named),
         cmocka_unit_test(facts_are_logged_before_the_ranks_meet),

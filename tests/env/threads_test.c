@@ -512,7 +512,7 @@ static void assert_fault_ends(struct fault *f) {
     }
 }
 
-static void fault_of_each_kind_ends_the_others_in_a_sentence(void **state) {
+static void fault_of_each_kind_ends_the_others_with_a_message(void **state) {
     (void)state;
     const int before = open_descriptors();
     for (int way = 0; way < NUM_WAYS; way++) {
@@ -524,7 +524,7 @@ static void fault_of_each_kind_ends_the_others_in_a_sentence(void **state) {
 }
 
 /* With --faults: sixty of them, at random moments. */
-static void sixty_random_faults_end_in_sentences(void **state) {
+static void sixty_random_faults_end_with_messages(void **state) {
     (void)state;
     const unsigned seed = (unsigned)time(NULL);
     unsigned random = seed;
@@ -589,10 +589,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(wrong_arguments_are_refused),
         cmocka_unit_test(mpi_refuses_ranks_that_are_threads),
         cmocka_unit_test(options_of_the_program_come_first),
-        cmocka_unit_test(fault_of_each_kind_ends_the_others_in_a_sentence),
+        cmocka_unit_test(fault_of_each_kind_ends_the_others_with_a_message),
         cmocka_unit_test(ranks_log_under_their_own_numbers),
     };
-    const struct CMUnitTest faults[] = {cmocka_unit_test(sixty_random_faults_end_in_sentences)};
+    const struct CMUnitTest faults[] = {cmocka_unit_test(sixty_random_faults_end_with_messages)};
     const bool is_short = argc < 2 || strcmp(argv[1], "--faults") != 0;
     return is_short ? cmocka_run_group_tests(tests, NULL, NULL) : cmocka_run_group_tests(faults, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Exponent counts: of memory, tensors and samples; what each format would lose; as histograms; and the GPU
- * counterparts. */
+/* Exponent counts: of memory, tensors and samples; what each format would lose; as histograms; and comparisons with an
+ * f32 twin. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -99,7 +99,7 @@ static void a_sample_of_many_blocks_has_them_all(void **state) {
     assert_int_equal(e.zeros, 150 * BLOCK);
 }
 
-static void a_strided_view_is_counted_without_what_it_leaves_out(void **state) {
+static void a_strided_view_counts_only_its_own_elements(void **state) {
     float values[12];
     struct cairn_exponents whole = fresh(), half = fresh();
     for (int i = 0; i < 12; i++) values[i] = ldexpf(1, i);
@@ -235,7 +235,7 @@ static void a_histogram_of_nothing_has_one_bucket(void **state) {
 
 /* ---- twins ---- */
 
-static void a_twin_says_what_became_zero_or_infinite(void **state) {
+static void comparing_with_a_twin_counts_what_became_zero_or_infinite(void **state) {
     const float twin[] = {1, 0x1p-30f, 1e6f, 0, INFINITY, NAN, 0x1p-140f, 2};
     const uint16_t half[] = {0x3c00, 0, 0x7c00, 0x3c00, 0x7c00, 0x7e00, 0x8000, 0x7e00};
     struct cairn_twin_loss loss = {.nonzero = 10};
@@ -289,14 +289,14 @@ int main(void) {
         cmocka_unit_test(nothing_has_no_exponents),
         cmocka_unit_test(a_sample_is_every_third_block),
         cmocka_unit_test(a_sample_of_many_blocks_has_them_all),
-        cmocka_unit_test(a_strided_view_is_counted_without_what_it_leaves_out),
+        cmocka_unit_test(a_strided_view_counts_only_its_own_elements),
         cmocka_unit_test(counts_are_added_and_older_structs_keep_their_size),
         cmocka_unit_test(misuse_is_refused_with_what_to_do),
         cmocka_unit_test(binades_that_a_format_loses_are_those_beyond_its_bounds),
         cmocka_unit_test(what_is_lost_is_what_casts_lose),
         cmocka_unit_test(a_histogram_has_limits_that_grow_and_what_no_bucket_has),
         cmocka_unit_test(a_histogram_of_nothing_has_one_bucket),
-        cmocka_unit_test(a_twin_says_what_became_zero_or_infinite),
+        cmocka_unit_test(comparing_with_a_twin_counts_what_became_zero_or_infinite),
         cmocka_unit_test(twins_of_a_set_are_compared_by_name),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

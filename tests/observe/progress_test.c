@@ -133,7 +133,7 @@ static char *lines_of_ranks(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void rank_0_alone_writes(void **state) {
+static void only_rank_0_writes(void **state) {
     (void)state;
     run_ranks(3, lines_of_ranks, NULL);
 }
@@ -188,7 +188,7 @@ int main(void) {
         cmocka_unit_test(outside_of_a_terminal_lines_are_plain_and_rare),
         cmocka_unit_test(on_a_terminal_a_line_is_written_over_the_one_before),
         cmocka_unit_test(a_terminal_without_a_size_gets_plain_lines),
-        cmocka_unit_test(rank_0_alone_writes),
+        cmocka_unit_test(only_rank_0_writes),
         cmocka_unit_test(a_closed_pipe_ends_no_training),
         cmocka_unit_test(wrong_options_are_refused),
     };

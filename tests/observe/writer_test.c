@@ -62,7 +62,7 @@ static void every_kind_of_event_reaches_every_writer(void **state) {
     assert_int_equal(cairn_observe_is_on(), 0);
 }
 
-static void wrong_arguments_are_refused_in_sentences(void **state) {
+static void wrong_arguments_are_refused_with_messages(void **state) {
     (void)state;
     struct heard a = {0};
     cairn_writer *w = NULL;
@@ -219,7 +219,7 @@ static void reading_ahead_belongs_to_the_rank_that_made_the_loader(void **state)
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_of_event_reaches_every_writer),
-        cmocka_unit_test(wrong_arguments_are_refused_in_sentences),
+        cmocka_unit_test(wrong_arguments_are_refused_with_messages),
         cmocka_unit_test(no_event_of_several_threads_is_lost),
         cmocka_unit_test(a_child_of_fork_has_no_writers),
         cmocka_unit_test(a_writer_too_many_is_refused),

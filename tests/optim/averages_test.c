@@ -248,7 +248,7 @@ static void averages_of_other_kinds_wait_for_the_own_weights(void **state) {
 }
 
 /* As a load changes them. */
-static void averages_begin_anew_where_weights_were_changed_meanwhile(void **state) {
+static void averages_restart_if_weights_were_changed_meanwhile(void **state) {
     static float own[N], got[N], unused[N];
     struct fixture f;
     begin(&f, *state, (cairn_dtype)0, false);
@@ -561,7 +561,7 @@ int main(void) {
         cmocka_unit_test(start_and_every_choose_the_steps),
         cmocka_unit_test(the_model_gets_its_own_bits_back),
         cmocka_unit_test(averages_of_other_kinds_wait_for_the_own_weights),
-        cmocka_unit_test(averages_begin_anew_where_weights_were_changed_meanwhile),
+        cmocka_unit_test(averages_restart_if_weights_were_changed_meanwhile),
         cmocka_unit_test(skipped_steps_are_not_averaged),
         cmocka_unit_test(averages_go_on_to_the_bit_from_a_saved_state),
         cmocka_unit_test(a_model_with_averages_is_not_prepared),

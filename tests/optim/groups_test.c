@@ -176,7 +176,7 @@ static void late_parameters_begin_with_fresh_moments(void **state) {
 
 /* ---- what is refused ---- */
 
-static void wrong_groups_are_refused_with_a_sentence(void **state) {
+static void wrong_groups_are_refused_with_a_message(void **state) {
     static const size_t twice[] = {1, 1}, far[] = {7};
     struct sets s, elsewhere;
     cairn_env *env = NULL;
@@ -323,7 +323,7 @@ int main(void) {
         cmocka_unit_test(groups_have_learning_rates_of_their_own),
         cmocka_unit_test(masters_come_in_the_order_of_the_groups),
         cmocka_unit_test(late_parameters_begin_with_fresh_moments),
-        cmocka_unit_test(wrong_groups_are_refused_with_a_sentence),
+        cmocka_unit_test(wrong_groups_are_refused_with_a_message),
         cmocka_unit_test(captured_optimizer_takes_no_group),
         cmocka_unit_test(incomplete_gradients_are_refused_until_forgotten),
         cmocka_unit_test(running_out_of_memory_leaves_the_optimizer_as_it_was),

@@ -40,7 +40,7 @@ static void end(struct pair *p) {
     cairn_module_destroy(&p->b);
 }
 
-static void equal_names_of_two_sets_are_told_apart(void **state) {
+static void equal_names_in_two_sets_are_distinguished(void **state) {
     struct pair p;
     struct kept_state kept = {.count = 0}, again = {.count = 0};
     begin(&p, *state);
@@ -298,7 +298,7 @@ static void another_kind_or_group_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equal_names_of_two_sets_are_told_apart),
+        cmocka_unit_test(equal_names_in_two_sets_are_distinguished),
         cmocka_unit_test(the_usual_optimizers_save_what_those_of_0_8_0_did),
         cmocka_unit_test(unused_and_clipped_gradients_are_refused),
         cmocka_unit_test(what_is_saved_takes_the_place_of_the_programs_rates),

@@ -623,7 +623,7 @@ static void create(cairn_module *model, struct maker *m, const struct amp_option
     assert_null(dp);
 }
 
-static void a_replica_that_is_unlike_the_model_is_refused_by_name(void **state) {
+static void a_replica_that_differs_from_the_model_is_refused_by_name(void **state) {
     struct maker m = {.layers = 2}, fewer = {.layers = 1}, spare = {.has_spare = true}, norm = {.has_norm = true};
     struct maker fails = {.layers = 2, .fails = IN_MAKE, .fails_in = 2}, dropout = {.layers = 2, .dropout = 0.5};
     const struct amp_options o2 = *amp_options(.opt_level = AMP_O2, .half_type = CAIRN_BF16, .verbosity = -1);
@@ -733,7 +733,7 @@ static void a_forward_that_fails_says_where_and_the_next_one_goes_on(void **stat
 }
 
 /* Several times: what its last words race with shows in few of them. */
-static void a_thread_that_ends_is_told_of_and_all_can_be_ended(void **state) {
+static void a_thread_that_ends_is_reported_and_all_can_be_ended(void **state) {
     for (int round = 0; round < 20; round++) {
         struct maker m = {.fails = BY_EXIT, .fails_in = 2};
         cairn_module *model = make_model(*state, &m);
@@ -827,11 +827,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(memory_does_not_grow_over_micro_batches),
         cmocka_unit_test(an_overflow_in_one_replicas_rows_skips_the_step),
         cmocka_unit_test(no_step_waits_for_a_gpu),
-        cmocka_unit_test(a_replica_that_is_unlike_the_model_is_refused_by_name),
+        cmocka_unit_test(a_replica_that_differs_from_the_model_is_refused_by_name),
         cmocka_unit_test(devices_that_are_not_there_are_refused),
         cmocka_unit_test(replicas_are_on_all_gpus),
         cmocka_unit_test(a_forward_that_fails_says_where_and_the_next_one_goes_on),
-        cmocka_unit_test(a_thread_that_ends_is_told_of_and_all_can_be_ended),
+        cmocka_unit_test(a_thread_that_ends_is_reported_and_all_can_be_ended),
         cmocka_unit_test(results_are_over_with_the_replicas),
         cmocka_unit_test(an_environment_of_several_ranks_is_refused),
         cmocka_unit_test(replicas_may_be_run_again_by_a_checkpoint),

@@ -263,7 +263,7 @@ enum { PLANS = RANKS * MICRO_BATCHES * 2 * 3 };
 static int plans_to_run = 12;
 
 /* Every rank, micro-batch, direction and fault; some of them spread over all. */
-static void a_fault_anywhere_ends_every_rank_with_a_sentence(void **state) {
+static void a_fault_at_any_call_ends_every_rank_with_a_message(void **state) {
     (void)state;
     for (int i = 0; i < plans_to_run; i++) {
         const int k = i * 31 % PLANS;
@@ -284,7 +284,7 @@ static void a_rank_that_never_comes_ends_the_others_after_the_timeout(void **sta
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "all") == 0) plans_to_run = PLANS;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_fault_anywhere_ends_every_rank_with_a_sentence), /* forks, so before any thread */
+        cmocka_unit_test(a_fault_at_any_call_ends_every_rank_with_a_message), /* forks, so before any thread */
         cmocka_unit_test(a_rank_that_never_comes_ends_the_others_after_the_timeout),
         cmocka_unit_test(wrong_batches_fail_on_all_ranks_and_the_next_step_goes_on),
         cmocka_unit_test(wrong_pipelines_are_made_on_no_rank),

@@ -267,7 +267,7 @@ static void a_step_without_loss_may_fail_with_the_next_call(void **state) {
     strike(FAILS, 0, STEP_WITHOUT_LOSS);
 }
 
-static void a_rank_that_does_not_come_ends_the_others_with_a_sentence(void **state) {
+static void a_missing_rank_fails_the_others_with_a_message(void **state) {
     (void)state;
     strike(LEAVES, 1, STEP);
     strike(NEVER_COMES, 1, STEP);
@@ -320,7 +320,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(no_rank_has_the_loss_of_a_step_whose_last_backward_failed),
         cmocka_unit_test(no_rank_has_a_result_of_an_evaluation_that_failed_on_one),
         cmocka_unit_test(a_step_without_loss_may_fail_with_the_next_call),
-        cmocka_unit_test(a_rank_that_does_not_come_ends_the_others_with_a_sentence),
+        cmocka_unit_test(a_missing_rank_fails_the_others_with_a_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

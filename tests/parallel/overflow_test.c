@@ -123,7 +123,7 @@ static struct job planted(size_t shape, int layer) {
     return job;
 }
 
-static void every_stage_knows_what_overflowed_on_one(void **state) {
+static void every_stage_reports_an_overflow_of_one_stage(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         for (int layer = 1; layer <= LAYERS; layer++) {
@@ -188,7 +188,7 @@ static void same_on_all(const struct job *job, int ranks) {
     }
 }
 
-static void every_stage_knows_an_infinite_loss(void **state) {
+static void every_stage_reports_an_infinite_loss(void **state) {
     (void)state;
     for (int m = 0; m < 4; m++) {
         struct job job = new_job(4, 1, m % 2 ? CAIRN_PIPELINE_1F1B : CAIRN_PIPELINE_GPIPE, CAIRN_F16);
@@ -203,7 +203,7 @@ static void every_stage_knows_an_infinite_loss(void **state) {
     }
 }
 
-static void every_stage_knows_all_that_overflowed_on_all(void **state) {
+static void every_stage_reports_the_overflows_of_all_stages(void **state) {
     (void)state;
     struct job job = new_job(4, 1, CAIRN_PIPELINE_1F1B, CAIRN_F16);
     int of_stage[4] = {0};
@@ -238,7 +238,7 @@ static void every_stage_of_one_replica_is_known(void **state) {
 }
 
 /* Of two replicas the second one overflows: its stages are ranks 2 and 3. Of a sum over GPUs no rank is known. */
-static void every_rank_of_a_grid_knows_the_replica(void **state) {
+static void every_rank_of_a_grid_names_the_overflowing_replica(void **state) {
     (void)state;
     const bool knows = !check_ranks_have_gpus();
     for (int i = 0; i < 2; i++) {
@@ -349,11 +349,11 @@ static void every_stage_sees_the_gradients_of_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_and_threads_know_it_alike),
-        cmocka_unit_test(every_stage_knows_what_overflowed_on_one),
-        cmocka_unit_test(every_stage_knows_an_infinite_loss),
-        cmocka_unit_test(every_stage_knows_all_that_overflowed_on_all),
+        cmocka_unit_test(every_stage_reports_an_overflow_of_one_stage),
+        cmocka_unit_test(every_stage_reports_an_infinite_loss),
+        cmocka_unit_test(every_stage_reports_the_overflows_of_all_stages),
         cmocka_unit_test(every_stage_of_one_replica_is_known),
-        cmocka_unit_test(every_rank_of_a_grid_knows_the_replica),
+        cmocka_unit_test(every_rank_of_a_grid_names_the_overflowing_replica),
         cmocka_unit_test(what_has_no_room_is_counted),
         cmocka_unit_test(every_stage_sees_the_gradients_of_all),
     };

@@ -22,7 +22,7 @@ static void load(cairn_module *part, const char *path) {
     cairn_module_train(part, 0);
 }
 
-static void a_net_in_two_parts_is_the_net(void **state) {
+static void a_net_in_two_parts_computes_the_same_as_the_whole(void **state) {
     static const int depths[] = {18, 50};
     cairn_env *env = *state;
     const char *path = in_folder("whole.safetensors");
@@ -56,7 +56,7 @@ static void a_net_in_two_parts_is_the_net(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_net_in_two_parts_is_the_net, make_env, end_env),
+        cmocka_unit_test_setup_teardown(a_net_in_two_parts_computes_the_same_as_the_whole, make_env, end_env),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

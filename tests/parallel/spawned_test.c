@@ -119,7 +119,7 @@ static int fail_in_a_step(int rank, void *argument) {
     return 0;
 }
 
-static void a_thread_that_fails_ends_the_step_of_all(void **state) {
+static void a_failing_thread_ends_the_step_of_all(void **state) {
     (void)state;
     OK(cairn_spawn_threads(fail_in_a_step, NULL, 3, NULL));
     for (int r = 0; r < 3; r++) {
@@ -131,7 +131,7 @@ static void a_thread_that_fails_ends_the_step_of_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_and_threads_give_the_same_bits),
-        cmocka_unit_test(a_thread_that_fails_ends_the_step_of_all),
+        cmocka_unit_test(a_failing_thread_ends_the_step_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

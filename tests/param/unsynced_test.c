@@ -208,7 +208,7 @@ static void zero_grad_forgets_unsynced_gradients(void **state) {
 }
 
 /* The place of an old scale is about to be used again. */
-static void unsynced_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
+static void unsynced_gradient_whose_scale_changes_is_kept_separately(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
     keep_unsynced(set, true);
@@ -279,7 +279,7 @@ static void declare(cairn_param_set *set, float *grad, int micro) {
     assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
 }
 
-static void memory_of_the_users_may_be_written_again_once_it_is_unsynced(void **state) {
+static void user_memory_may_be_written_again_once_it_is_unsynced(void **state) {
     static const cairn_dtype values[] = {(cairn_dtype)0, CAIRN_F16, CAIRN_BF16};
     for (int v = 0; v < 3; v++) {
         cairn_param_set *set = NULL;
@@ -318,11 +318,11 @@ int main(void) {
         cmocka_unit_test(parameter_without_a_gradient_has_its_unsynced_sum_or_zero),
         cmocka_unit_test(unsynced_gradients_are_checked_when_added),
         cmocka_unit_test(zero_grad_forgets_unsynced_gradients),
-        cmocka_unit_test(unsynced_gradient_at_a_scale_that_ends_is_kept_apart),
+        cmocka_unit_test(unsynced_gradient_whose_scale_changes_is_kept_separately),
         cmocka_unit_test(step_takes_unsynced_gradients_and_a_later_one_takes_them_back),
         cmocka_unit_test(step_finds_an_unsynced_overflow),
         cmocka_unit_test(parameters_that_become_half_hold_nothing),
-        cmocka_unit_test(memory_of_the_users_may_be_written_again_once_it_is_unsynced),
+        cmocka_unit_test(user_memory_may_be_written_again_once_it_is_unsynced),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

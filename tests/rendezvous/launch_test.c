@@ -320,7 +320,7 @@ static void options_give_rank_and_place(void **state) {
     assert_int_equal(l.meeting.num_hosts, 0);
 }
 
-static void options_with_a_rank_alone_take_the_place_from_the_environment(void **state) {
+static void options_with_only_a_rank_take_the_address_from_the_environment(void **state) {
     (void)state;
     struct cairn__launch l;
     const struct cairn__launch_told told = {.rank = 1, .world_size = 2, .init_method = "env://"};
@@ -333,7 +333,7 @@ static void options_with_a_rank_alone_take_the_place_from_the_environment(void *
     expect_sentence(l.notes, "RANK is '3' and WORLD_SIZE '4' (torch): they are another process's");
 }
 
-static void options_with_a_place_alone_take_the_rank_from_the_launcher(void **state) {
+static void options_with_only_an_address_take_the_rank_from_the_launcher(void **state) {
     (void)state;
     struct cairn__launch l;
     struct cairn__launch_told told = {.init_method = "tcp://h:4000"};
@@ -420,7 +420,7 @@ static void expect_same_job(const struct cairn__launch *a, const struct cairn__l
     assert_string_equal(a->key_prefix, b->key_prefix);
 }
 
-static void ports_follow_from_the_job_alone(void **state) {
+static void ports_depend_on_the_job_only(void **state) {
     (void)state;
     const struct cairn__launch a = read_with((const char *const[]){SRUN, NULL});
     const struct cairn__launch b = read_with((const char *const[]){SRUN, "SLURM_PROCID=0", "SLURM_NODEID=0",
@@ -751,11 +751,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(torchrun_worker_uses_the_agents_store_under_its_run),
         cmocka_unit_test(mpiruns_addresses_are_all_candidates),
         cmocka_unit_test(options_give_rank_and_place),
-        cmocka_unit_test(options_with_a_rank_alone_take_the_place_from_the_environment),
-        cmocka_unit_test(options_with_a_place_alone_take_the_rank_from_the_launcher),
+        cmocka_unit_test(options_with_only_a_rank_take_the_address_from_the_environment),
+        cmocka_unit_test(options_with_only_an_address_take_the_rank_from_the_launcher),
         cmocka_unit_test(launchers_of_mpi_are_known),
         cmocka_unit_test(wrong_options_are_refused),
-        cmocka_unit_test(ports_follow_from_the_job_alone),
+        cmocka_unit_test(ports_depend_on_the_job_only),
         cmocka_unit_test(different_jobs_have_different_ports),
         cmocka_unit_test(ranks_of_one_process_are_one_job),
         cmocka_unit_test(every_error_says_what_to_set),

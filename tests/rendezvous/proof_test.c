@@ -479,7 +479,7 @@ static void another_users_store_is_not_believed(void **state) {
     close(told[1]);
 }
 
-static void an_end_that_is_closed_is_nobodys(void **state) {
+static void owner_of_a_closed_connection_is_unknown(void **state) {
     (void)state;
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(a);
@@ -533,7 +533,7 @@ int main(void) {
         cmocka_unit_test(a_stranger_is_named_once),
         cmocka_unit_test(strangers_hold_no_place_of_those_who_prove_themselves),
         cmocka_unit_test(another_users_store_is_not_believed),
-        cmocka_unit_test(an_end_that_is_closed_is_nobodys),
+        cmocka_unit_test(owner_of_a_closed_connection_is_unknown),
     };
     return cmocka_run_group_tests_name("proof", tests, make_folder, remove_folder);
 }

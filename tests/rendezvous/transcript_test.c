@@ -350,17 +350,17 @@ static void call_all(const char *torch) {
     fclose(f);
 }
 
-static void our_client_understands_a_server_of_1_13(void **state) {
+static void client_understands_a_server_of_1_13(void **state) {
     (void)state;
     call_all("1.13.1");
 }
 
-static void our_client_understands_a_server_of_2_2(void **state) {
+static void client_understands_a_server_of_2_2(void **state) {
     (void)state;
     call_all("2.2.2");
 }
 
-static void our_client_understands_a_server_of_2_15(void **state) {
+static void client_understands_a_server_of_2_15(void **state) {
     (void)state;
     call_all("2.15.0");
 }
@@ -371,9 +371,9 @@ int main(void) {
         cmocka_unit_test(our_server_answers_clients_of_2_1_as_torchs_does),
         cmocka_unit_test(our_server_answers_clients_of_2_2_as_torchs_does),
         cmocka_unit_test(our_server_answers_clients_of_2_15_as_torchs_does),
-        cmocka_unit_test(our_client_understands_a_server_of_1_13),
-        cmocka_unit_test(our_client_understands_a_server_of_2_2),
-        cmocka_unit_test(our_client_understands_a_server_of_2_15),
+        cmocka_unit_test(client_understands_a_server_of_1_13),
+        cmocka_unit_test(client_understands_a_server_of_2_2),
+        cmocka_unit_test(client_understands_a_server_of_2_15),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,7 +63,7 @@ static void every_type_comes_back_with_its_bytes(void **state) {
     assert_null(f);
 }
 
-static void types_of_cairn_and_of_the_format_are_told_apart(void **state) {
+static void types_of_cairn_and_of_the_format_are_distinguished(void **state) {
     (void)state;
     for (int i = CAIRN_F32; i <= CAIRN_U8; i++) {
         const enum cairn__safetensors_type type = cairn__safetensors_type((cairn_dtype)i);
@@ -459,7 +459,7 @@ static void a_link_is_refused_where_links_are_not_followed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_FOLDER(every_type_comes_back_with_its_bytes),
-        cmocka_unit_test(types_of_cairn_and_of_the_format_are_told_apart),
+        cmocka_unit_test(types_of_cairn_and_of_the_format_are_distinguished),
         IN_FOLDER(names_and_texts_come_back_to_the_letter),
         IN_FOLDER(ten_thousand_tensors_are_found),
         IN_FOLDER(many_texts_are_read_in_their_order_without_delay),

@@ -126,7 +126,7 @@ static int sum_on(int rank, void *ctx) {
     return 0;
 }
 
-static void every_form_sums_exactly_and_leaves_what_is_behind(void **state) {
+static void every_form_sums_exactly_and_writes_nothing_past_the_end(void **state) {
     (void)state;
     for (int p = 1; p <= 3; p++) {
         for (size_t n = 0; n <= 6; n += 6) {
@@ -274,7 +274,7 @@ int main(void) {
         cmocka_unit_test(rank_order_in_f32_is_f32s_chain_and_halves_round_once),
         cmocka_unit_test(growth_is_that_of_the_partial_sums_variances),
         cmocka_unit_test(ranks_out_of_range_are_refused),
-        cmocka_unit_test(every_form_sums_exactly_and_leaves_what_is_behind),
+        cmocka_unit_test(every_form_sums_exactly_and_writes_nothing_past_the_end),
         cmocka_unit_test(form_refuses_elements_that_ranks_do_not_divide),
         cmocka_unit_test(waves_repeat_by_seed_and_have_all_classes),
         cmocka_unit_test(cliff_is_the_largest_scale_below_65520),

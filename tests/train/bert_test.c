@@ -54,7 +54,7 @@ static const char *with(const char *key, const char *value) {
 
 /* ---- config.json ---- */
 
-static void a_file_of_sizes_alone_gets_hugging_faces_defaults(void **state) {
+static void a_file_with_only_sizes_gets_hugging_faces_defaults(void **state) {
     struct bert_config c;
     (void)state;
     written(whole);
@@ -345,7 +345,7 @@ static void each_dropout_does_something(void **state) {
     bert_config_clear(&c);
 }
 
-static void a_model_that_memory_is_short_for_leaves_nothing_behind(void **state) {
+static void creating_a_model_without_enough_memory_leaves_nothing_behind(void **state) {
     cairn_env *env = *state;
     struct bert_config c = read_config(whole);
     int failed = 0;
@@ -530,7 +530,7 @@ static void every_level_trains_and_saves_its_masters(void **state) {
 
 int main(void) {
     const struct CMUnitTest config[] = {
-        cmocka_unit_test(a_file_of_sizes_alone_gets_hugging_faces_defaults),
+        cmocka_unit_test(a_file_with_only_sizes_gets_hugging_faces_defaults),
         cmocka_unit_test(each_wrong_value_is_named_with_its_file),
         cmocka_unit_test(a_file_that_is_no_config_is_refused),
         cmocka_unit_test(labels_that_contradict_are_refused),
@@ -540,7 +540,7 @@ int main(void) {
         cmocka_unit_test(inputs_that_do_not_fit_are_refused),
         cmocka_unit_test(dropout_is_for_training_alone_and_layers_computed_again_draw_the_same),
         cmocka_unit_test(each_dropout_does_something),
-        cmocka_unit_test(a_model_that_memory_is_short_for_leaves_nothing_behind),
+        cmocka_unit_test(creating_a_model_without_enough_memory_leaves_nothing_behind),
         cmocka_unit_test(a_file_of_another_structure_is_refused_and_nothing_changes),
         cmocka_unit_test(a_head_or_a_pooler_that_a_file_lacks_stays_as_initialised_and_it_is_said),
         cmocka_unit_test(half_a_head_is_refused_and_nothing_changes),

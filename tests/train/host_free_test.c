@@ -860,7 +860,7 @@ static void all_ranks_get_the_same_scale_as_a_number(void **state) {
     own_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
 }
 
-static void the_users_own_step_knows_whether_to_skip(void **state) {
+static void the_users_own_step_learns_whether_to_skip(void **state) {
     (void)state;
     struct own o = own_create(false, AMP_DYNAMIC);
     for (int s = 0; s < OWN_STEPS; s++) {
@@ -1067,7 +1067,7 @@ static void the_scale_stays_on_the_device_until_the_step(void **state) {
 
 /* A number asked for between the user's kernels and the declaration, which the host learns of late; the same behind a
  * replay that is no step. */
-static void a_number_asked_for_changes_nothing(void **state) {
+static void reading_the_scale_on_the_host_changes_nothing(void **state) {
     (void)state;
     struct own_device o;
     cairn_graph *graph = NULL;
@@ -1086,7 +1086,7 @@ static void a_number_asked_for_changes_nothing(void **state) {
 }
 
 /* What a call has shown beside the replays is no longer the scale once they have moved it. */
-static void a_number_asked_for_behind_replays_is_of_their_steps(void **state) {
+static void host_scale_read_after_replays_includes_their_steps(void **state) {
     (void)state;
     struct own_device o;
     cairn_graph *graph = NULL;
@@ -1144,13 +1144,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test(host_memory_is_refused_on_a_gpu),
         cmocka_unit_test(gradients_are_unscaled_by_the_scale_returned_for_them),
         cmocka_unit_test(all_ranks_get_the_same_scale_as_a_number),
-        cmocka_unit_test(the_users_own_step_knows_whether_to_skip),
+        cmocka_unit_test(the_users_own_step_learns_whether_to_skip),
         cmocka_unit_test(a_recorded_step_has_a_static_scale_or_is_not_recorded),
         cmocka_unit_test(steps_with_the_scale_on_the_device_wait_for_nothing_and_can_be_recorded),
         cmocka_unit_test(a_scale_of_the_programs_own_waits_where_ranks_average_and_is_not_recorded),
         cmocka_unit_test(the_scale_stays_on_the_device_until_the_step),
-        cmocka_unit_test(a_number_asked_for_changes_nothing),
-        cmocka_unit_test(a_number_asked_for_behind_replays_is_of_their_steps),
+        cmocka_unit_test(reading_the_scale_on_the_host_changes_nothing),
+        cmocka_unit_test(host_scale_read_after_replays_includes_their_steps),
         cmocka_unit_test(a_scale_that_never_changes_is_on_the_device_too),
     };
     cairn_env *probe = NULL;
