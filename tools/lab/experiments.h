@@ -1,4 +1,4 @@
-/* Every experiment there is, in the order of `cairn-lab list`. */
+/* All experiments, in the order of `cairn-lab list`. */
 #ifndef LAB_EXPERIMENTS_H
 #define LAB_EXPERIMENTS_H
 

@@ -1,4 +1,4 @@
-/* What all forms of pictures have around what they draw: axes, ticks, lines of marks. */
+/* The parts that all forms of pictures share: axes, ticks, lines of marks. */
 #ifndef LAB_FRAME_H
 #define LAB_FRAME_H
 
@@ -29,7 +29,7 @@ void frame_end(struct frame *f);
 /* The text, or its end behind "…" where it is wider than `room` pixels. */
 void frame_text(FILE *out, double x, double y, double room, const char *more, const char *text);
 
-/* How marks are called in pictures and the legend: "a", "b", ... */
+/* The letter of a mark in pictures and the legend: "a", "b", ... */
 char mark_letter(size_t mark);
 
 #endif

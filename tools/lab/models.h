@@ -1,5 +1,5 @@
-/* Small models over the pictures of waves.h, with a watched place (watch.h) before every operation. Their activations
- * have a slope everywhere, so that no gradient is lost on the way that a type could have held, but for the ResNet. */
+/* Small models for the pictures of waves.h, with a watched place (watch.h) before every operation. Except for the
+ * ResNet's relu, activations have a nonzero slope everywhere, so that gradients only vanish by the type's range. */
 #ifndef LAB_MODELS_H
 #define LAB_MODELS_H
 

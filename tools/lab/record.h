@@ -1,5 +1,5 @@
-/* What a training recorded with CAIRN_LAB=folder: rank0.jsonl and those of the other ranks, as docs/observing.md
- * describes them. */
+/* Reads what a training recorded with CAIRN_LAB=folder: rank0.jsonl and the other ranks' files; docs/observing.md
+ * describes the format. */
 #ifndef LAB_RECORD_H
 #define LAB_RECORD_H
 
@@ -9,21 +9,21 @@
 
 #include "cairn/core.h"
 
-/* Exponents of the elements of one tensor at one step. */
+/* Exponent counts of one tensor at one step. */
 struct exponents {
     int64_t step;
     int rank;
-    double scale;                 /* of the loss; true magnitudes are those that are stored, divided by it */
+    double scale;                 /* loss scale; true magnitudes are the recorded ones divided by it */
     int shift;                    /* floor(log2(scale)) */
     double count, zero, inf, nan; /* elements; count: all of them */
-    int first;                    /* the least binade, as it is stored */
+    int first;                    /* smallest binade, as recorded */
     size_t num_binades;
     double *counts; /* [num_binades] */
 };
 
 enum tensor_kind { GRAD, GRAD_BEFORE, ACTIVATION, ACTIVATION_GRAD, NUM_KINDS };
 
-/* All that was recorded of one tensor, in the order of the files. */
+/* All records of one tensor, in the order of the files. */
 struct tensor_record {
     enum tensor_kind kind;
     char *name, *type; /* "layer.weight", and of the second set "layer.weight @1"; type: of the last record */
@@ -31,7 +31,7 @@ struct tensor_record {
     size_t count, room;
 };
 
-/* Rank 0's scalars of one name; of the rank that is there, where rank 0 is not. */
+/* The scalars of one name, of rank 0 or, if rank 0 has no file, of another rank. */
 struct scalar_record {
     char *room, *name;
     int64_t *steps;
@@ -48,15 +48,15 @@ struct record {
     struct scalar_record *scalars;
     struct fact *facts; /* of the first rank; "ranks" and "every" among them */
     size_t num_tensors, num_scalars, num_facts, tensors_room, scalars_room, facts_room;
-    size_t next_tensor; /* where the next line's is likely */
+    size_t next_tensor; /* likely index for the next line */
     int ranks;
 };
 
 /* Whether the folder has a file of a rank. */
 bool record_is_in(const char *folder);
 
-/* Free also after a failure. A last line that does not end was not written to its end, and is left out. Errors:
- * CAIRN_EINVAL, with file and line, for what is not as described; CAIRN_ESYSTEM, CAIRN_ENOMEM. */
+/* Must be freed also after a failure. An incomplete last line is ignored. Errors: CAIRN_EINVAL, with file and line, for
+ * invalid content; CAIRN_ESYSTEM, CAIRN_ENOMEM. */
 cairn_status record_read(const char *folder, struct record *out);
 void record_free(struct record *r);
 

@@ -20,11 +20,11 @@ void recorded_parameters(struct lab_result *r, const struct record *record);
 /* What f16 would lose and skip at each loss scale. */
 void recorded_scales(struct lab_result *r, const struct record *record);
 
-/* Gradients as each rank has computed them, where that was recorded, else as the optimizer got them. */
+/* Each rank's own gradients if they were recorded, otherwise those that the optimizer received. */
 enum tensor_kind recorded_gradients(const struct record *record);
 
-/* Tensors of one kind, those first that have most elements that f16 makes 0; *out [*count] is to be freed by
- * cairn__free, and NULL where there are none. */
+/* Tensors of one kind, sorted by the share of elements that f16 rounds to 0. Free *out [*count] with cairn__free; NULL
+ * = none. */
 cairn_status recorded_worst(const struct record *record, enum tensor_kind kind, const struct tensor_record ***out,
                             size_t *count);
 

@@ -1,7 +1,7 @@
-/* The error of sums over simulated ranks, by the order of additions and by the type that travels.
+/* The error of sums over simulated ranks, depending on the order of additions and on the wire type.
  *
- * Each rank has normal numbers, rounded to the wire's type. A reduction adds those of all ranks; what a rank sends on
- * is rounded to the wire's type, since it has no other to travel in. The true sum is f64's. */
+ * Each rank has normally distributed numbers, rounded to the wire type. A reduction adds those of all ranks and rounds
+ * every partial sum that a rank sends to the wire type. The true sum is computed in f64. */
 #ifndef LAB_REDUCE_ERROR_H
 #define LAB_REDUCE_ERROR_H
 
@@ -11,7 +11,7 @@
 #include "cairn/core.h"
 
 enum lab_reduction {
-    /* All contributions meet, are added in f32 in the order of ranks, and rounded once: Cairn's. */
+    /* Cairn's: all contributions are gathered, added in f32 in rank order, and rounded once. */
     LAB_RANK_ORDER,
     /* Each of p parts starts at a rank of its own and is passed on p - 1 times. Patarasuk and Yuan, "Bandwidth Optimal
      * All-reduce Algorithms for Clusters of Workstations", 2009. */
@@ -29,7 +29,7 @@ const char *lab_reduction_name(enum lab_reduction reduction);
 
 struct lab_reduce_error {
     double relative; /* root of the mean square of the errors, over that of the true sums */
-    double wrong;    /* share of elements that are not the true sum, rounded once to the wire's type */
+    double wrong;    /* share of elements that differ from the true sum rounded once to the wire type */
 };
 
 enum { LAB_MOST_RANKS = 1024 };

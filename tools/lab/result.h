@@ -1,5 +1,5 @@
-/* What a run of an experiment has found, in memory: what experiment.h's functions fill, store.h writes and reads, and
- * page.h draws. What a training recorded becomes one, too (trained.h). */
+/* The result of a run in memory: the functions of experiment.h fill it, store.h writes and reads it, and page.h draws
+ * it. A training's records are converted to a result, too (trained.h). */
 #ifndef LAB_RESULT_H
 #define LAB_RESULT_H
 
@@ -7,7 +7,7 @@
 
 struct lab_cell {
     double number;
-    char *text; /* of columns of texts; else NULL */
+    char *text; /* for text columns; else NULL */
 };
 
 struct lab_table {
@@ -32,31 +32,31 @@ struct lab_setting {
 };
 
 struct lab_result {
-    char *name, *question, *method, *expected, *source; /* "" where there is none */
-    char *cairn;                                        /* version that made it; "" of files that do not say so */
+    char *name, *question, *method, *expected, *source; /* "" = none */
+    char *cairn;                                        /* version of Cairn that created it; "" if the file has none */
     struct lab_setting *settings;                       /* options, "seed" the last */
     struct lab_table **tables;
     struct lab_picture *pictures; /* own texts */
     struct lab_sentence *findings;
     size_t num_settings, num_tables, num_pictures, num_findings;
     size_t room_settings, room_tables, room_pictures, room_findings;
-    cairn_status failed; /* the first failure of a function that fills it; its message is cairn_last_error */
+    cairn_status failed; /* first failure of a function that fills it; cairn_last_error has the message */
 };
 
-/* Of this version. NULL texts become "". Free with result_free also where it fails. Errors: CAIRN_EINVAL a name that is
- * not of letters, digits and '-'; CAIRN_ENOMEM. */
+/* Starts a result of this version. NULL texts become "". Free with result_free, also after an error. Errors:
+ * CAIRN_EINVAL a name with characters other than letters, digits and '-'; CAIRN_ENOMEM. */
 cairn_status result_init(struct lab_result *r, const char *name, const char *question, const char *method,
                          const char *expected, const char *source);
 void result_free(struct lab_result *r);
 
-/* Failures of these stay in r->failed. A value of a setting may be given again. */
+/* These store failures in r->failed. A setting may be set again. */
 void result_add_setting(struct lab_result *r, const char *name, const char *value);
 struct lab_table *result_add_table(struct lab_result *r, const char *name, const char *title,
                                    const struct lab_column *columns, size_t count);
 void result_add_picture(struct lab_result *r, const struct lab_picture *picture);
 void result_add_finding(struct lab_result *r, enum lab_verdict verdict, const char *text);
 
-/* r->failed; also where the last row of a table is not complete. */
+/* Returns r->failed; an incomplete last row of a table is a failure, too. */
 cairn_status result_check(struct lab_result *r);
 
 const char *result_setting(const struct lab_result *r, const char *name); /* NULL = none */
@@ -64,7 +64,7 @@ const struct lab_table *result_table(const struct lab_result *r, const char *nam
 bool result_holds(const struct lab_result *r); /* no finding fails */
 
 size_t table_rows(const struct lab_table *t);
-/* The column called that; num_columns where there is none. */
+/* Returns the index of the named column, or num_columns. */
 size_t table_column(const struct lab_table *t, const char *name);
 const struct lab_cell *table_cell(const struct lab_table *t, size_t row, size_t column);
 

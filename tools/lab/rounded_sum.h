@@ -1,5 +1,5 @@
-/* Sums that are kept in a type: every addition is formed in f32 and rounded to the type at once, as an accumulator of
- * that type does in memory, and a weight of that type under an optimizer without masters. */
+/* Running sums in a type: every addition is computed in f32 and immediately rounded to the type, like an accumulator of
+ * that type in memory, or a weight of that type under an optimizer without masters. */
 #ifndef LAB_ROUNDED_SUM_H
 #define LAB_ROUNDED_SUM_H
 
@@ -10,12 +10,12 @@
 
 enum lab_rounding { LAB_NEAREST = 1, LAB_STOCHASTIC };
 
-/* x, rounded to dtype (f32, f16, bf16) to nearest even, as an f32. */
+/* Returns x rounded to dtype (f32, f16, bf16) to nearest even, as an f32. */
 float lab_round(cairn_dtype dtype, float x);
 
-/* A running sum; its fields are read and not written. Stochastic rounding is bf16's alone: to the neighbour above or
- * below with the probability of the distance, by the numbers that the optimizers' kernel draws (kernels/kernels.h):
- * those of addition i are a function of (seed, stream, i). */
+/* A running sum; do not write its fields. Stochastic rounding, for bf16 only, rounds to the neighbour above or below
+ * with a probability given by the distance, using the random numbers of the optimizers' kernel (kernels/kernels.h):
+ * those of addition i depend on (seed, stream, i). */
 struct lab_sum {
     cairn_dtype dtype;
     enum lab_rounding rounding;
@@ -27,10 +27,10 @@ struct lab_sum {
 /* s = s + term, rounded. */
 void lab_sum_add(struct lab_sum *s, float term);
 
-/* n equal terms, from start. */
+/* Adds n equal terms, beginning with the sum start. */
 float lab_sum_equal(struct lab_sum s, float start, float term, size_t n);
 
-/* Mean and standard deviation of `runs` such sums, run r with the stream r. */
+/* Mean and standard deviation of `runs` such sums; run r uses the stream r. */
 struct lab_moments {
     double mean, deviation;
 };

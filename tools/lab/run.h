@@ -1,4 +1,4 @@
-/* One run of an experiment: its options, its seed, and what it finds. */
+/* One run of an experiment: its options, its seed, and its result. */
 #ifndef LAB_RUN_H
 #define LAB_RUN_H
 
@@ -15,18 +15,18 @@ struct lab_run {
     bool is_shown; /* one stands in the terminal's line */
 };
 
-/* With all options at their usual values and seed 1. An experiment whose own values do not fit ends the program. */
+/* Initializes a run with default options and seed 1. Invalid defaults of an experiment exit the program. */
 void run_init(struct lab_run *run, const struct lab_experiment *experiment);
 
-/* False after a message: there is no such option (the one that was probably meant is named), or it does not take the
- * value. "seed" is one of them. */
+/* Sets an option, or "seed". Returns false after a message: the option is unknown (the message suggests the nearest
+ * name), or the value is invalid. */
 bool run_set(struct lab_run *run, const char *option, const char *value);
 
-/* Runs it; run->result then has its settings and what it found. Free with result_free(&run->result) also after a
- * failure. */
+/* Runs the experiment; run->result then has its settings and findings. Free with result_free(&run->result), also after
+ * a failure. */
 cairn_status run_start(struct lab_run *run);
 
-/* Whether the result is of this experiment with these options and this seed. */
+/* Whether the result belongs to this experiment with these options and this seed. */
 bool run_is_of(const struct lab_run *run, const struct lab_result *result);
 
 const struct lab_option *run_options(const struct lab_experiment *experiment, size_t *count);

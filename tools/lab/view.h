@@ -1,4 +1,4 @@
-/* A picture's columns, looked up once: its series, panels and common axes. */
+/* A picture's columns, resolved once: its series, panels and common axes. */
 #ifndef LAB_VIEW_H
 #define LAB_VIEW_H
 
@@ -7,7 +7,7 @@
 
 /* The different values of a column, in their order of appearance. */
 struct keys {
-    struct lab_cell *at; /* [count]; NULL where there is no such column, and one key for all rows */
+    struct lab_cell *at; /* [count]; NULL = no such column, and one key for all rows */
     size_t count, room;
     size_t *of_row; /* [rows] */
 };
@@ -24,14 +24,14 @@ struct view {
     struct axis colors;         /* heat maps: from least to most value above 0 */
 };
 
-/* Free also after a failure. Errors: CAIRN_ENOMEM. */
+/* Must be freed also after a failure. Errors: CAIRN_ENOMEM. */
 cairn_status view_init(struct view *v, const struct lab_result *result, const struct lab_picture *picture);
 void view_free(struct view *v);
 
-/* A key as text. */
+/* Writes a key as text. */
 const char *key_text(const struct keys *keys, size_t i, char text[32]);
 
-/* The same where its column is not beside it: a number with the column's name and unit, "rank 3", "scale 2^8". */
+/* The same with the column's name and unit for numbers: "rank 3", "scale 2^8". */
 const char *key_label(const struct view *v, const struct keys *keys, size_t i, const char *column, char label[160]);
 
 double view_number(const struct view *v, size_t row, size_t column);

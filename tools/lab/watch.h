@@ -1,8 +1,9 @@
-/* Looking at every gradient of a backward: those of activations by operations that change nothing, between the others
- * of a model, and those of parameters once the backward is over.
+/* Inspects every gradient of a backward: gradients of activations by identity operations between a model's operations,
+ * and gradients of parameters after the backward.
  *
- * A gradient that an operation hands to its input arrives at the watched place before it, in the type it has there. So
- * with a place before every operation, and one on each branch where a result is used twice, all are seen. */
+ * The gradient that an operation passes to its input arrives at the watched place before the operation, in its own
+ * type. With a place before every operation, and one on each branch of a result that is used twice, every gradient is
+ * seen. */
 #ifndef LAB_WATCH_H
 #define LAB_WATCH_H
 
@@ -10,14 +11,14 @@
 
 #include "cairn/cairn.h"
 
-/* dx [n] of dtype: the gradient at a place ("gelu 2", of an activation; or the name of a parameter, is_param). That of
- * an activation may be changed: backward goes on with what stands there then. */
+/* dx [n] of dtype: the gradient at a place ("gelu 2" for an activation, or the name of a parameter, is_param). The
+ * callback may change an activation's gradient: backward continues with the changed values. */
 typedef void (*lab_look)(void *ctx, const char *place, bool is_param, cairn_dtype dtype, void *dx, size_t n);
 
 enum { LAB_MOST_PLACES = 64 };
 
 struct lab_watch {
-    lab_look look; /* NULL = nothing is looked at */
+    lab_look look; /* NULL = gradients are not inspected */
     void *ctx;
     struct lab_place {
         struct lab_watch *watch;
@@ -26,14 +27,14 @@ struct lab_watch {
     size_t count;
 };
 
-/* x, whose gradient the watch sees when a backward reaches it. watch NULL: x itself. name lives as long as the watch.
- * NULL on error, and for NULL. */
+/* Returns x with a watched place: the watch sees its gradient when a backward reaches it. With watch NULL returns x
+ * itself. name must outlive the watch. Returns NULL on error, and for NULL. */
 cairn_tensor *lab_watched(struct lab_watch *watch, const char *name, cairn_tensor *x);
 
-/* Looks at the gradients of all parameters that have one, after a backward. */
+/* Passes the gradients of all parameters that have one to the watch; call after a backward. */
 cairn_status lab_watch_params(struct lab_watch *watch, cairn_param_set *set);
 
-/* A look: the largest magnitude of f16 gradients. What is infinite or NaN makes it infinite. */
+/* A callback that keeps the largest magnitude of f16 gradients; an infinity or NaN makes it infinite. */
 struct lab_greatest {
     double f16;
 };
