@@ -14,7 +14,7 @@
  *
  * Averages are f32, taken of the master weights where there are any, even if amp changes the model's types later.
  * Frozen parameters are averaged too, so thawing them changes nothing. If ddp keeps weights equal on all ranks, their
- * averages are equal; if each rank has weights of its own (local_sgd.h), so has it averages.
+ * averages are equal; if each rank has weights of its own (local_sgd.h), it has its own averages.
  * Threads: as the environment, one at a time. */
 #ifndef CAIRN_AVERAGES_H
 #define CAIRN_AVERAGES_H

@@ -1,5 +1,5 @@
-/* Cairn: mixed precision, loss scaling and data parallelism for training neural networks in C. All public headers
- * but those that go between Cairn and another library (interop_cuda.h). */
+/* Cairn: mixed precision, loss scaling and data parallelism for training neural networks in C. Includes all public
+ * headers except those for use with another library (interop_cuda.h). */
 #ifndef CAIRN_CAIRN_H
 #define CAIRN_CAIRN_H
 

@@ -1,8 +1,9 @@
-/* Passes over lists of arrays, for programs that update their weights themselves: apex's amp_C, on the CPU and a GPU.
+/* Fused passes over lists of arrays, as apex's amp_C, for programs that update their weights themselves; on the CPU and
+ * on GPUs.
  *
- * Everything is queued on the environment's device and nothing waits; numbers that are read or written beside the
- * arrays (factor, norm, found) are in the device's memory, so that a step can be recorded (graph.h). On the CPU that is
- * memory of the program's. A list is cut into few launches, each over many arrays.
+ * Calls queue work on the environment's device and do not wait. Scalars that they read or write (factor, norm, found)
+ * are in device memory, so that a step can be recorded (graph.h); on the CPU that is the program's memory. A list is
+ * processed in few launches, each over many arrays.
  *
  * Threads: as the environment. */
 #ifndef CAIRN_MULTI_TENSOR_H
@@ -15,37 +16,37 @@
 extern "C" {
 #endif
 
-/* One array of a list, in memory of the environment's device; a pass says which of them it uses. Types are the call's.
- * It has no struct_size: the calls hand its size over (core.h). */
+/* One array of a list, in memory of the environment's device; each call says which pointers it uses. Types are
+ * arguments of the call. It has no struct_size: the calls pass its size (core.h). */
 typedef struct cairn_array {
-    size_t n; /* elements; 0 is passed over */
+    size_t n; /* elements; 0 is skipped */
     void *dst;
     const void *x;
     const float *y;
 } cairn_array;
 
-/* dst[i] = x[i] * factor, formed in f32 and rounded once.
+/* dst[i] = x[i] * factor, computed in f32 and rounded once.
  *
- *   arrays   [count], read during the call; dst may be x where the types are equal
+ *   arrays   [count], read during the call; dst may equal x if the types are equal
  *   to, from f32, f16, bf16: the types of dst and x
  *   factor   1 element; NULL = 1
- *   found    |= 1 if a result is infinite or NaN; NULL = not wanted
+ *   found    is set to 1 if a result is infinite or NaN, otherwise unchanged; NULL = not wanted
  *
  * Errors: CAIRN_EINVAL NULL, a type, memory that is not aligned or not the device's, with the array's number;
  * CAIRN_ENOMEM; CAIRN_EDEVICE. Cost: one read of x, one write of dst. apex: amp_C.multi_tensor_scale */
 CAIRN_API cairn_status cairn_multi_tensor_scale(cairn_env *env, const cairn_array *arrays, size_t count, cairn_dtype to,
                                                 cairn_dtype from, const float *factor, uint32_t *found);
 
-/* dst[i] = factor * x[i] + b * y[i]; y is f32, and may be dst. As scale otherwise. amp_C.multi_tensor_axpby */
+/* dst[i] = factor * x[i] + b * y[i]; y is f32 and may equal dst. Otherwise as scale. amp_C.multi_tensor_axpby */
 CAIRN_API cairn_status cairn_multi_tensor_axpby(cairn_env *env, const cairn_array *arrays, size_t count, cairn_dtype to,
                                                 cairn_dtype from, const float *factor, float b, uint32_t *found);
 
-/* *norm = the L2 norm of x * factor over the whole list, f64 sums, within 6e-7 of it for half types and 1e-12 for f32;
- * norms[i] = that of array i. dst and y are not used.
+/* *norm = the L2 norm of x * factor over the whole list, from f64 sums, within 6e-7 of the exact one for half types and
+ * 1e-12 for f32; norms[i] = that of array i. dst and y are not used.
  *
  *   norm     1 element
  *   norms    [count]; NULL = not wanted
- *   found    |= 1 if an x is infinite or NaN: norms are not finite then
+ *   found    is set to 1 if an x is infinite or NaN, and norms are then not finite; otherwise unchanged
  *
  * Errors as scale. Cost: one read. amp_C.multi_tensor_l2norm; with a factor, multi_tensor_unscale_l2norm */
 CAIRN_API cairn_status cairn_multi_tensor_l2norm(cairn_env *env, const cairn_array *arrays, size_t count,
