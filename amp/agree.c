@@ -71,38 +71,23 @@ static void take_over(struct cairn__amp_guard *g, const int32_t *all) {
 
 /* ---- who overflowed ---- */
 
-static struct cairn__overflow merged(const struct cairn__amp_guard *g, size_t i) {
-    struct cairn__overflow all = {0}, one;
-    for (int rank = 0; rank < g->env->size; rank++) {
-        const char *theirs = (const char *)(g->theirs + (size_t)rank * overflow_words(g));
-        memcpy(&one, theirs + i * sizeof(one), sizeof(one));
-        if (one.micro_batch) cairn__note_overflow(&all, one.micro_batch, one.rank, one.infs, one.nans);
-    }
-    return all;
-}
-
-/* Gradients that ddp has reduced have rank -1. */
-static void add_own_rank(struct cairn__amp_guard *g) {
-    const size_t count = cairn_optimizer_num_params(g->optimizer);
-    for (size_t i = 0; i < (size_t)g->env->size * count; i++) {
-        struct cairn__overflow one;
-        memcpy(&one, (const char *)g->theirs + i * sizeof(one), sizeof(one));
-        if (!one.micro_batch || one.rank < 0) continue;
-        cairn__ranks_add(&g->nonfinite_ranks, one.rank);
-        g->knows_nonfinite_ranks = true;
-    }
-}
-
 static cairn_status exchange(struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = g->env->device;
     struct cairn__overflow *mine = cairn__optimizer_overflows(g->optimizer);
-    const size_t count = cairn_optimizer_num_params(g->optimizer);
+    const size_t count = cairn_optimizer_num_params(g->optimizer), ranks = (size_t)g->env->size;
     TRY(cairn__device_download(d, g->overflows, mine, count * sizeof(mine[0])));
     TRY(g->env->gather(g->env, g->theirs, (const int32_t *)(const void *)g->overflows, overflow_words(g)));
-    add_own_rank(g);
     for (size_t i = 0; i < count; i++) {
-        const struct cairn__overflow all = merged(g, i);
+        struct cairn__overflow all = {0}, one;
+        for (size_t rank = 0; rank < ranks; rank++) {
+            memcpy(&one, (const char *)g->theirs + (rank * count + i) * sizeof(one), sizeof(one));
+            if (!one.micro_batch) continue;
+            cairn__note_overflow(&all, one.micro_batch, one.rank, one.infs, one.nans);
+            if (one.rank < 0) continue; /* a gradient that ddp has reduced */
+            cairn__ranks_add(&g->nonfinite_ranks, one.rank);
+            g->knows_nonfinite_ranks = true;
+        }
         if (all.micro_batch) d->passes->store(d, &mine[i], &all, sizeof(all));
     }
 out:

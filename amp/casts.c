@@ -58,21 +58,6 @@ static const struct own_op *find_own(const struct casts *c, const char *name) {
     return NULL;
 }
 
-static amp_cast class_of(const struct casts *c, const struct cairn__op_question *q) {
-    const struct own_op *own = q->op == CAIRN__OP_CUSTOM ? find_own(c, q->name) : NULL;
-    return own ? own->cast : c->classes[q->op];
-}
-
-/* f16 and bf16 hold each other's values only in f32. */
-static cairn_dtype widest(const struct cairn__op_question *q) {
-    cairn_dtype wide = q->inputs[0];
-    for (int i = 1; i < q->count; i++) {
-        if (q->inputs[i] == wide) continue;
-        wide = q->inputs[i] == CAIRN_F64 || wide == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
-    }
-    return wide;
-}
-
 /* The first input that is half; 0 = none is. */
 static cairn_dtype half_among(const struct cairn__op_question *q) {
     for (int i = 0; i < q->count; i++) {
@@ -81,21 +66,17 @@ static cairn_dtype half_among(const struct cairn__op_question *q) {
     return (cairn_dtype)0;
 }
 
-static cairn_status refuse_half(const struct cairn__op_question *q) {
-    const char *half = cairn_dtype_name(half_among(q));
-    REQUIRE(q->op != CAIRN__OP_BCE, CAIRN_EINVAL,
+static cairn_status check(const struct cairn__op_question *q, amp_cast cast) {
+    const cairn_dtype half = cast == AMP_CAST_BANNED ? half_among(q) : (cairn_dtype)0;
+    REQUIRE(!half || q->op != CAIRN__OP_BCE, CAIRN_EINVAL,
             "bce: an input is %s under O1 or autocast, where probabilities near 0 and 1 are too coarse for their "
             "logarithms. Replace sigmoid and bce by cairn_bce_with_logits of the scores, or compute bce in f32 where "
             "its inputs are safe: amp_op_set_cast(env, \"bce\", AMP_CAST_F32)",
-            half);
-    return cairn__fail(CAIRN_EINVAL,
-                       "%s: an input is %s, and the operation is banned under O1 and autocast; cast its inputs to "
-                       "f32, or set its class: amp_op_set_cast(env, \"%s\", AMP_CAST_F32)",
-                       q->name, half, q->name);
-}
-
-static cairn_status check(const struct cairn__op_question *q, amp_cast cast) {
-    if (cast == AMP_CAST_BANNED && half_among(q)) return refuse_half(q);
+            cairn_dtype_name(half));
+    REQUIRE(!half, CAIRN_EINVAL,
+            "%s: an input is %s, and the operation is banned under O1 and autocast; cast its inputs to f32, or set its "
+            "class: amp_op_set_cast(env, \"%s\", AMP_CAST_F32)",
+            q->name, cairn_dtype_name(half), q->name);
     REQUIRE(!q->in_place || cast != AMP_CAST_F32 || !cairn__is_half(q->inputs[0]), CAIRN_EINVAL,
             "cannot call in-place %s_ on %s %s tensor under O1 or autocast, which compute %s in f32; use y = "
             "cairn_%s(x, ...), whose result is f32",
@@ -106,7 +87,11 @@ static cairn_status check(const struct cairn__op_question *q, amp_cast cast) {
 /* As in torch.autocast, f64 is never narrowed: an operation with an f64 input runs without casts. In place, the other
  * inputs are cast to the type of the first, as in apex. */
 static cairn_dtype choose(const struct cairn__op_question *q, amp_cast cast, cairn_dtype half_type) {
-    const cairn_dtype wide = widest(q);
+    cairn_dtype wide = q->inputs[0];
+    for (int i = 1; i < q->count; i++) { /* f16 and bf16 hold each other's values only in f32 */
+        if (q->inputs[i] == wide) continue;
+        wide = q->inputs[i] == CAIRN_F64 || wide == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
+    }
     if (cast == AMP_CAST_FOLLOW) return (cairn_dtype)0;
     if (q->in_place) return q->inputs[0];
     if (cast == AMP_CAST_WIDEST) return wide;
@@ -150,7 +135,8 @@ static cairn_status compute_type(void *ctx, const struct cairn__op_question *q, 
     const struct casts *c = ctx;
     const struct scope *s = in_force(c);
     if (!s->enabled) return CAIRN_OK;
-    const amp_cast cast = class_of(c, q);
+    const struct own_op *own = q->op == CAIRN__OP_CUSTOM ? find_own(c, q->name) : NULL;
+    const amp_cast cast = own ? own->cast : c->classes[q->op];
     cairn_status st = CAIRN_OK;
     TRY(check(q, cast));
     *out = choose(q, cast, s->half_type);
@@ -301,15 +287,6 @@ static cairn_status set_class(struct casts *c, int op, amp_cast cast) {
     return CAIRN_OK;
 }
 
-/* The operation then follows its inputs, as any of the user's own without a class. */
-static void forget_own(struct casts *c, const char *name) {
-    const struct own_op *own = find_own(c, name);
-    if (!own) return;
-    c->changes++;
-    cairn__free(own->name);
-    c->own[own - c->own] = c->own[--c->num_own];
-}
-
 static cairn_status set_own(struct casts *c, const char *name, amp_cast cast) {
     cairn_status st = CAIRN_OK;
     const struct own_op *known = find_own(c, name);
@@ -343,7 +320,12 @@ cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast) {
     TRY(casts_of(env, &c));
     if (cairn__amp_op_named(op, &id)) return set_class(c, id, cast);
     if (cast) return set_own(c, op, cast);
-    forget_own(c, op);
+    const struct own_op *own = find_own(c, op);
+    if (own) { /* without a class it follows its inputs, as any of the user's own */
+        c->changes++;
+        cairn__free(own->name);
+        c->own[own - c->own] = c->own[--c->num_own];
+    }
 out:
     return st;
 }

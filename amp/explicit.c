@@ -100,22 +100,20 @@ static void begin_again(amp_scaler *s) {
     s->is_explicit = s->is_own;
 }
 
-static void forget_users(amp_scaler *s) {
-    struct cairn__users *users = s->users;
-    if (!users) return;
-    if (s->is_own) begin_again(s); /* a context's guards have ended */
-    for (size_t i = 0; i < users->count; i++) {
-        if (users->list[i].is_guard_ours) cairn__guard_destroy(&users->list[i].guard);
-    }
-    cairn__free(users->list);
-    cairn__free(users);
-    s->users = NULL;
-}
-
 void cairn__scaler_end(amp_scaler **scaler) {
     if (!scaler || !*scaler) return;
-    cairn__scaler_read_last_reports(*scaler); /* records are whole */
-    forget_users(*scaler);
+    amp_scaler *s = *scaler;
+    cairn__scaler_read_last_reports(s); /* records are whole */
+    struct cairn__users *users = s->users;
+    if (users) {
+        if (s->is_own) begin_again(s); /* a context's guards have ended */
+        for (size_t i = 0; i < users->count; i++) {
+            if (users->list[i].is_guard_ours) cairn__guard_destroy(&users->list[i].guard);
+        }
+        cairn__free(users->list);
+        cairn__free(users);
+        s->users = NULL;
+    }
     cairn__scaler_free(scaler);
 }
 
@@ -156,17 +154,6 @@ static bool has_gradients(const cairn_optimizer *o) {
     return false;
 }
 
-/* Sums beside slots become one gradient, as the step would make them. */
-static cairn_status count_gradients(amp_scaler *s, const struct user *u) {
-    struct amp_scaler_statistics counted;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__optimizer_prepare(u->optimizer));
-    TRY(cairn__guard_statistics(u->guard, s, &counted));
-    cairn__statistics_add(&s->next, &counted);
-out:
-    return st;
-}
-
 static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *call) {
     cairn_status st = CAIRN_OK;
     uint32_t *const raises[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
@@ -185,7 +172,12 @@ static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *c
     s->is_explicit = true;
     if (has_gradients(u->optimizer)) u->recorded = s->users->recorded = true;
     if (u->guard->skips) cairn__guard_check_all(u->guard, raises, 2);
-    if (u->stage == READY && cairn__scaler_looks(s)) TRY(count_gradients(s, u));
+    if (u->stage == READY && cairn__scaler_looks(s)) {
+        struct amp_scaler_statistics counted;
+        TRY(cairn__optimizer_prepare(u->optimizer)); /* sums beside slots become one gradient, as for the step */
+        TRY(cairn__guard_statistics(u->guard, s, &counted));
+        cairn__statistics_add(&s->next, &counted);
+    }
 out:
     return st;
 }

@@ -99,45 +99,24 @@ static cairn_status result_infer(const struct cairn__node *node) {
     return infer_as_first(node, ((const struct cast *)cairn__node_attrs(node))->half);
 }
 
-/* y = product + bias, rows of cols, a block at a time: no array of the sums. */
-static void add_bias(struct cairn_device *d, cairn_dtype half, uint16_t *y, const float *product, const float *bias,
-                     size_t rows, size_t cols) {
-    float sums[BLOCK];
-    for (size_t i = 0; i < rows * cols;) {
+/* The bias is added to rows of cols a block at a time: no array of the sums. */
+static cairn_status result_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    const cairn_tensor *x = cairn__node_input(node, PRODUCT), *bias = bias_of(node), *result = cairn__node_result(node);
+    struct cairn_device *d = cairn__node_device(node);
+    const cairn_dtype half = cairn_tensor_dtype(result);
+    const size_t n = numel(x), cols = bias ? numel(bias) : 1;
+    const float *product = cairn__tensor_values(x);
+    uint16_t *y = cairn__tensor_values(result);
+    (void)tape;
+    if (!bias) cairn__pass_cast(d->passes, d, y, half, product, CAIRN_F32, n);
+    for (size_t i = 0; bias && i < n;) {
+        float sums[BLOCK];
         const size_t col = i % cols, left = cols - col, m = left < BLOCK ? left : BLOCK;
-        d->passes->add(d, CAIRN_F32, sums, product + i, bias + col, m);
+        d->passes->add(d, CAIRN_F32, sums, product + i, (const float *)cairn__tensor_values(bias) + col, m);
         cairn__pass_cast(d->passes, d, y + i, half, sums, CAIRN_F32, m);
         i += m;
     }
-}
-
-static cairn_status result_forward(struct cairn__tape *tape, struct cairn__node *node) {
-    const cairn_tensor *product = cairn__node_input(node, PRODUCT), *bias = bias_of(node),
-                       *y = cairn__node_result(node);
-    struct cairn_device *d = cairn__node_device(node);
-    const size_t n = numel(product), cols = bias ? numel(bias) : 1;
-    (void)tape;
-    if (bias && n > 0) {
-        add_bias(d, cairn_tensor_dtype(y), cairn__tensor_values(y), cairn__tensor_values(product),
-                 cairn__tensor_values(bias), n / cols, cols);
-    } else {
-        cairn__pass_cast(d->passes, d, cairn__tensor_values(y), cairn_tensor_dtype(y), cairn__tensor_values(product),
-                         CAIRN_F32, n);
-    }
     return CAIRN_OK;
-}
-
-static cairn_status bias_gradient(struct cairn__tape *tape, const struct cairn__node *node, const float *dy) {
-    cairn_tensor *bias = bias_of(node);
-    struct cairn_device *d = cairn__node_device(node);
-    const size_t cols = numel(bias), n = numel(cairn__node_input(node, PRODUCT));
-    void *db = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__tensor_grad_begin(tape, bias, &db));
-    d->passes->col_sum(d, CAIRN_F32, db, dy, cols ? n / cols : 0, cols);
-    TRY(cairn__tensor_grad_end(tape, bias, db));
-out:
-    return st;
 }
 
 /* The product's gradient is where dy is widened; where it has none, as only the bias is trained, memory of its own. */
@@ -145,14 +124,18 @@ static cairn_status result_backward(struct cairn__tape *tape, const struct cairn
     cairn_tensor *product = cairn__node_input(node, PRODUCT), *bias = bias_of(node);
     struct cairn_device *d = cairn__node_device(node);
     const bool goes_on = cairn__tensor_wants_grad(product), has_bias = bias && cairn__tensor_wants_grad(bias);
-    const size_t n = numel(product);
-    void *wide = NULL, *own = NULL;
+    const size_t n = numel(product), cols = has_bias ? numel(bias) : 0;
+    void *wide = NULL, *own = NULL, *db = NULL;
     cairn_status st = CAIRN_OK;
     if (goes_on) TRY(cairn__tensor_grad_begin(tape, product, &wide));
     if (!goes_on) TRY(cairn__alloc(n * sizeof(float) + 1, &own));
     if (!goes_on) wide = own;
     cairn__pass_cast(d->passes, d, wide, CAIRN_F32, dy, cairn_tensor_dtype(cairn__node_result(node)), n);
-    if (has_bias) TRY(bias_gradient(tape, node, wide));
+    if (has_bias) {
+        TRY(cairn__tensor_grad_begin(tape, bias, &db));
+        d->passes->col_sum(d, CAIRN_F32, db, wide, cols ? n / cols : 0, cols);
+        TRY(cairn__tensor_grad_end(tape, bias, db));
+    }
     if (goes_on) {
         cast_values(cairn__node_attrs(node), wide, wide, CAIRN_F32, n);
         TRY(cairn__tensor_grad_end(tape, product, wide));

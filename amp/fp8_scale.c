@@ -28,11 +28,7 @@ static cairn_status check_numbers(const struct cairn_fp8_recipe *r, const char *
             "%s: amax_history_len is %d; it must be from 1 to %d", what, r->amax_history_len, MOST_HISTORY);
     REQUIRE(r->margin >= -MOST_MARGIN && r->margin <= MOST_MARGIN, CAIRN_EINVAL,
             "%s: margin is %d; it must be from -%d to %d", what, r->margin, MOST_MARGIN, MOST_MARGIN);
-    return CAIRN_OK;
-}
-
-/* An option that would have no effect is an error. */
-static cairn_status check_delayed(const struct cairn_fp8_recipe *r, const char *what) {
+    /* An option that would have no effect is an error. */
     const bool is_delayed = !r->scaling || r->scaling == CAIRN_FP8_DELAYED;
     REQUIRE(is_delayed || (!r->amax_history_len && !r->amax_compute_algo && !r->margin), CAIRN_EINVAL,
             "%s: amax_history_len, amax_compute_algo and margin belong to CAIRN_FP8_DELAYED; leave them out", what);
@@ -63,7 +59,6 @@ cairn_status cairn__fp8_recipe_read(const struct cairn_fp8_recipe *given, const 
     cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&r, sizeof(r), given, "cairn_fp8_recipe"));
     TRY(check_numbers(&r, what));
-    TRY(check_delayed(&r, what));
     TRY(check_switches(&r, what));
     *out = (struct cairn__fp8_recipe){
         .scaling = r.scaling ? r.scaling : CAIRN_FP8_DELAYED,
@@ -126,17 +121,12 @@ float cairn__fp8_current_scale(int format, const struct cairn__fp8_recipe *recip
     return scale_for(recipe, cairn__fp8_max(format), amax);
 }
 
-static float greatest_of(const struct cairn__fp8_scale *s, int64_t n) {
-    float most = 0;
-    for (int64_t i = 0; i < n; i++) most = fmaxf(most, s->history[i]);
-    return most;
-}
-
 static void update_delayed(struct cairn__fp8_scale *s, const struct cairn__fp8_recipe *recipe) {
     if (s->amax == 0) return;
     s->history[s->next] = s->amax;
     s->next = (s->next + 1) % recipe->history_len;
-    const float amax = recipe->most_recent ? s->amax : greatest_of(s, recipe->history_len);
+    float amax = recipe->most_recent ? s->amax : 0;
+    for (int64_t i = 0; !recipe->most_recent && i < recipe->history_len; i++) amax = fmaxf(amax, s->history[i]);
     if (!isfinite(amax)) return;
     s->scale = scale_for(recipe, ldexpf(cairn__fp8_max(s->format), -recipe->margin), amax);
 }
