@@ -44,25 +44,10 @@ void cairn__guard_check_all(struct cairn__amp_guard *g, uint32_t *const *raises,
     (void)cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), raises, num_raises);
 }
 
-/* Checks what no scaled loss has had checked, and accumulated sums. An overflow found here skips this optimizer's step
- * and reaches no scaler. */
-static void check_rest(struct cairn__amp_guard *g) {
-    uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
-    cairn__guard_check_all(g, &skip, 1);
-}
-
-/* Where it has losses since its last update, the step's end updates it. */
-static void list_scaler(amp_scaler *scaler, struct cairn__step_end *end) {
-    const int i = end->num_scalers++;
-    end->scalers[i] = scaler->state;
-    end->scaler_reports[i] = scaler->pending ? scaler->reports : NULL;
-    if (!scaler->pending) return;
-    cairn__scaler_leave_update(scaler);
-    scaler->logs_updates = false;
-}
-
 /* Fails within a scaled loss, and with a scaler of the explicit way, which cairn_step does not update. */
-static cairn_status refuse(const struct cairn__amp_guard *g) {
+static cairn_status prepare(const struct cairn__amp_guard *g) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__optimizer_prepare(g->optimizer));
     REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
             "cairn_step was called between amp_scale_loss and amp_scale_loss_end; call amp_scale_loss_end first");
     if (!g->owner || g->is_step_explicit) return CAIRN_OK;
@@ -74,13 +59,6 @@ static cairn_status refuse(const struct cairn__amp_guard *g) {
                 "cairn_step, and amp_scaler_update after all optimizers",
                 id);
     }
-    return CAIRN_OK;
-}
-
-static cairn_status prepare(const struct cairn__amp_guard *g) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__optimizer_prepare(g->optimizer));
-    TRY(refuse(g));
 out:
     return st;
 }
@@ -91,7 +69,9 @@ static cairn_status before(void *ctx, struct cairn__step_end *end, bool *may) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__optimizer_agree(g->optimizer, "cairn_step", prepare(g)));
     *may = true;
-    if (g->skips) check_rest(g);
+    uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
+    /* What no scaled loss has had checked, and accumulated sums: an overflow found here reaches no scaler. */
+    if (g->skips) cairn__guard_check_all(g, &skip, 1);
     g->knows_nonfinite_ranks = false;
     if (g->partners_say) g->partners_say[0] = '\0';
     cairn__found_end(&g->partners_found);
@@ -101,12 +81,16 @@ static cairn_status before(void *ctx, struct cairn__step_end *end, bool *may) {
     if (g->skips) TRY(cairn__guard_unite_shards(g));
     if (g->skips && cairn__optimizer_partners(g->optimizer)) TRY(cairn__guard_agree_with_partners(g));
     TRY(cairn__guard_count(g));
-    /* The scalers of the losses since the last step: the step's end updates them, unless another optimizer's has, and
-     * its report names one of them. */
+    /* The scalers of the losses since the last step: the step's end updates them, unless another optimizer's has (none
+     * is pending then), and its report names one of them. */
     for (int id = 0; id < g->num_scalers; id++) {
         amp_scaler *scaler = g->scalers[id];
         if (!(g->losses >> id & 1) || scaler->is_explicit) continue;
-        list_scaler(scaler, end);
+        end->scalers[end->num_scalers] = scaler->state;
+        end->scaler_reports[end->num_scalers++] = scaler->pending ? scaler->reports : NULL;
+        if (!scaler->pending) continue;
+        cairn__scaler_leave_update(scaler);
+        scaler->logs_updates = false;
     }
     if (g->fp8) TRY(cairn__fp8_casts_update(g->fp8));
     g->losses = 0;
@@ -195,37 +179,21 @@ static void where_from(const struct cairn__amp_guard *g, const struct cairn__ove
     }
 }
 
-/* "the loss of micro-batch 2 is inf or nan on rank 1" */
-static void name_loss(const struct cairn__amp_guard *g, const struct cairn__overflow *o, char *text, size_t nbytes) {
-    char which[40] = "", where[24] = "";
-    if (o->micro_batch > 1) snprintf(which, sizeof(which), " of micro-batch %" PRIu32, o->micro_batch);
-    if (cairn_env_size(g->env) > 1) snprintf(where, sizeof(where), " on rank %" PRId32, o->rank);
-    snprintf(text, nbytes, "the loss%s is inf or nan%s", which, where);
-}
-
-/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2"; before it "the loss is inf or nan on rank 1",
- * which may be all there is. */
+/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2"; before it "the loss of micro-batch 2 is inf or
+ * nan on rank 1", which may be all there is. */
 void cairn__guard_explain_own(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
                               size_t nbytes) {
-    char names[512], from[160], loss[64] = "", gradients[768] = "";
+    char names[512], from[160], which[40] = "", where[24] = "", loss[96] = "", gradients[768] = "";
     const struct cairn__overflow *of_loss = &overflows[cairn_optimizer_num_params(g->optimizer)];
     cairn__guard_names(g, overflows, names, sizeof(names));
     where_from(g, overflows, from, sizeof(from));
-    if (of_loss->micro_batch) name_loss(g, of_loss, loss, sizeof(loss));
+    if (of_loss->micro_batch > 1) snprintf(which, sizeof(which), " of micro-batch %" PRIu32, of_loss->micro_batch);
+    if (cairn_env_size(g->env) > 1) snprintf(where, sizeof(where), " on rank %" PRId32, of_loss->rank);
+    if (of_loss->micro_batch) snprintf(loss, sizeof(loss), "the loss%s is inf or nan%s", which, where);
     if (names[0] || !loss[0])
         snprintf(gradients, sizeof(gradients), "%snon-finite gradient in %s%s", loss[0] ? "; " : "",
                  names[0] ? names : "another optimizer of the same loss, or the loss itself", from);
     snprintf(text, nbytes, "%s%s", loss, gradients);
-}
-
-/* With "; it began where the result of exp([4]) has ..." */
-static void explain(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
-                    size_t nbytes) {
-    char own[900];
-    const char *anomaly = cairn__noted_anomaly(g->env);
-    cairn__guard_explain_own(g, overflows, own, sizeof(own));
-    snprintf(text, nbytes, "%s%s%s", g->partners_say && g->partners_say[0] ? g->partners_say : own,
-             anomaly[0] ? "; it began where " : "", anomaly);
 }
 
 static bool is_explicit(const struct cairn__amp_guard *g) {
@@ -237,8 +205,11 @@ static bool is_explicit(const struct cairn__amp_guard *g) {
 
 static cairn_status log_skip(const struct cairn__amp_guard *g, const struct cairn__step_report *r,
                              const struct cairn__overflow *overflows) {
-    char why[4096];
-    explain(g, overflows, why, sizeof(why));
+    char own[900], why[4096]; /* with "; it began where the result of exp([4]) has ..." */
+    const char *anomaly = cairn__noted_anomaly(g->env);
+    cairn__guard_explain_own(g, overflows, own, sizeof(own));
+    snprintf(why, sizeof(why), "%s%s%s", g->partners_say && g->partners_say[0] ? g->partners_say : own,
+             anomaly[0] ? "; it began where " : "", anomaly);
     switch ((enum cairn__scaler_verdict)r->verdict) {
     case CAIRN__SCALER_AT_FLOOR:
         return cairn__fail(
@@ -308,33 +279,23 @@ static void remember(struct cairn__amp_guard *g, const struct cairn__overflow *o
     g->has_last = true;
 }
 
-static cairn_status read_scaler_reports(struct cairn__amp_guard *g) {
-    cairn_status worst = CAIRN_OK;
-    for (int id = 0; id < g->num_scalers; id++) {
-        const cairn_status st = cairn__scaler_read_reports(g->scalers[id]);
-        if (st != CAIRN_OK) worst = st;
-    }
-    return worst;
-}
-
-/* The scale that the user's update function has set since, which the device does not know. */
-static struct cairn__step_report with_users_scale(const struct cairn__amp_guard *g, struct cairn__step_report r) {
-    const amp_scaler *scaler = g->scalers[r.scaler];
-    if (scaler->known.rule != CAIRN__SCALER_USER || r.scale == 0) return r;
-    const double scale = amp_scaler_get_scale(scaler);
-    if (scale < r.scale) r.verdict = CAIRN__SCALER_SHRANK;
-    r.scale = scale;
-    return r;
-}
-
 static cairn_status after(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
     struct cairn__amp_guard *g = ctx;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
-    cairn_status st = read_scaler_reports(g);
+    cairn_status st = CAIRN_OK;
+    for (int id = 0; id < g->num_scalers; id++) {
+        const cairn_status read = cairn__scaler_read_reports(g->scalers[id]);
+        if (read != CAIRN_OK) st = read;
+    }
     if (r->number <= g->last_before) return st;
     if (r->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)r->scale, 0, 0);
     if (!r->stepped) {
-        const struct cairn__step_report shown = with_users_scale(g, *r);
+        const amp_scaler *scaler = g->scalers[r->scaler];
+        struct cairn__step_report shown = *r;
+        if (scaler->known.rule == CAIRN__SCALER_USER && r->scale != 0) { /* the device does not know the user's scale */
+            shown.scale = amp_scaler_get_scale(scaler);
+            if (shown.scale < r->scale) shown.verdict = CAIRN__SCALER_SHRANK;
+        }
         remember(g, overflows);
         const cairn_status logged = log_skip(g, &shown, overflows); /* also where the user's update has failed */
         if (logged != CAIRN_OK) st = logged;

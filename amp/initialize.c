@@ -21,16 +21,6 @@ static cairn_status check_set(const struct cairn__amp_parts *parts, const struct
     return CAIRN_OK;
 }
 
-static cairn_status check_f32(const struct cairn__amp_parts *parts, const struct cairn_param_set *set) {
-    for (size_t i = 0; i < set->count; i++) {
-        const struct cairn__param *p = set->params[i];
-        REQUIRE(p->dtype == CAIRN_F32, CAIRN_EINVAL,
-                "%s: parameter '%s' is %s; give amp an f32 model, which it casts itself", parts->call, p->name,
-                cairn_dtype_name(p->dtype));
-    }
-    return CAIRN_OK;
-}
-
 static bool has_set(const amp_context *amp, const struct cairn_param_set *set) {
     for (size_t i = 0; i < amp->num_sets; i++) {
         if (amp->sets[i] == set) return true;
@@ -47,7 +37,12 @@ static cairn_status take_model(const struct cairn__amp_parts *parts, amp_context
     if (!set) return cairn__last_status();
     REQUIRE(!has_set(amp, set), CAIRN_EINVAL, "%s: a model is given twice", parts->call);
     TRY(check_set(parts, set));
-    if (amp->policy.enabled) TRY(check_f32(parts, set));
+    for (size_t i = 0; amp->policy.enabled && i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        REQUIRE(p->dtype == CAIRN_F32, CAIRN_EINVAL,
+                "%s: parameter '%s' is %s; give amp an f32 model, which it casts itself", parts->call, p->name,
+                cairn_dtype_name(p->dtype));
+    }
     amp->models[amp->num_models++] = model;
     amp->sets[amp->num_sets++] = set;
 out:
@@ -162,23 +157,22 @@ out:
 
 /* ---- installing: cannot fail ---- */
 
-static void install_set(amp_context *amp, struct cairn_param_set *set) {
-    char precision[sizeof(set->precision)];
-    cairn__amp_policy_summary(&amp->policy, precision, sizeof(precision));
-    cairn__param_set_begin_amp(set, amp, set->is_users ? &amp->unresolved : NULL, precision);
-    for (size_t i = 0; i < set->count; i++) {
-        struct cairn__param *p = set->params[i];
-        p->stochastic = amp->policy.stochastic_rounding && p->dtype == CAIRN_BF16 && !p->master;
-    }
-}
-
 static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
     const struct cairn__amp_policy *policy = &amp->policy;
     amp->unresolved.resolve = parts->set ? cairn__amp_resolve_declared : cairn__amp_resolve;
     amp->unresolved.take_scale = parts->set ? cairn__amp_take_scale : NULL;
     for (size_t i = 0; i < amp->num_models; i++)
         cairn__module_set_io_types(amp->models[i], policy->cast_model_type, policy->cast_model_outputs);
-    for (size_t i = 0; i < amp->num_sets; i++) install_set(amp, amp->sets[i]);
+    for (size_t i = 0; i < amp->num_sets; i++) {
+        struct cairn_param_set *set = amp->sets[i];
+        char precision[sizeof(set->precision)];
+        cairn__amp_policy_summary(policy, precision, sizeof(precision));
+        cairn__param_set_begin_amp(set, amp, set->is_users ? &amp->unresolved : NULL, precision);
+        for (size_t k = 0; k < set->count; k++) {
+            struct cairn__param *p = set->params[k];
+            p->stochastic = policy->stochastic_rounding && p->dtype == CAIRN_BF16 && !p->master;
+        }
+    }
     for (size_t i = 0; i < amp->num_guards; i++)
         cairn__optimizer_set_rounding(amp->guards[i]->optimizer, policy->rounding_seed);
 }

@@ -6,12 +6,6 @@
 #include "layer_chain.h"
 #include "nn/hooks.h"
 
-static const float *factor_of(const struct cairn__link *l) {
-    const struct cairn__chain *c = l->chain;
-    const float *scales = cairn__tensor_memory(c->buffer);
-    return l->index == c->count ? &scales[c->count] : &scales[l->index];
-}
-
 static cairn_status copy_on(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
     struct cairn_device *d = ((const struct cairn__link *)ctx)->chain->env->device;
     (void)count;
@@ -20,28 +14,25 @@ static cairn_status copy_on(void *ctx, struct cairn_custom_array *y, const struc
 }
 
 /* What comes here is the gradient of the input of the child above. */
-static void look(const struct cairn__link *l, const struct cairn_custom_array *dy) {
-    const struct cairn__chain *c = l->chain;
-    struct cairn_device *d = c->env->device;
-    const size_t child = l->index + 1;
-    const struct cairn__item item = {.n = dy->n, .x = dy->data};
-    if (child >= c->count) return;
-    d->passes->census(d, &item, 1, dy->dtype, 0, &c->census[child]);
-    d->passes->l2norm(d, &item, 1, dy->dtype, NULL, &c->norms[child], NULL, NULL);
-    c->types[child] = dy->dtype;
-    c->elements[child] = (int64_t)dy->n;
-}
-
 static cairn_status scale_on(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
                              const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
     const struct cairn__link *l = ctx;
-    struct cairn_device *d = l->chain->env->device;
+    const struct cairn__chain *c = l->chain;
+    struct cairn_device *d = c->env->device;
+    const float *scales = cairn__tensor_memory(c->buffer); /* a last one, at count, takes the whole product out */
+    const size_t child = l->index + 1;
     const struct cairn__item item = {.n = dy->n, .dst = dx->data, .x = dy->data};
     (void)y, (void)x, (void)count;
     REQUIRE(dy->dtype != CAIRN_F64, CAIRN_ENOTSUP,
             "amp_sequential: the gradient is f64, which is not scaled; use cairn_sequential");
-    look(l, dy);
-    if (dx->data) d->passes->scale(d, &item, 1, dx->dtype, dy->dtype, factor_of(l), NULL);
+    if (child < c->count) {
+        const struct cairn__item seen = {.n = dy->n, .x = dy->data};
+        d->passes->census(d, &seen, 1, dy->dtype, 0, &c->census[child]);
+        d->passes->l2norm(d, &seen, 1, dy->dtype, NULL, &c->norms[child], NULL, NULL);
+        c->types[child] = dy->dtype;
+        c->elements[child] = (int64_t)dy->n;
+    }
+    if (dx->data) d->passes->scale(d, &item, 1, dx->dtype, dy->dtype, &scales[l->index], NULL);
     return CAIRN_OK;
 }
 

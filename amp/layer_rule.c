@@ -22,20 +22,15 @@ void cairn__layer_range(cairn_dtype dtype, double *least, double *most) {
     *most = type->max;
 }
 
-/* The power of two at or below x > 0. */
-static double power_below(double x) {
-    int exponent;
-    (void)frexp(x, &exponent);
-    return ldexp(1, exponent - 1);
-}
-
-/* Of a gradient that has a size. was: what it was multiplied by; above: what the next one comes with. */
+/* A power of two, of a gradient that has a size. was: what it was multiplied by; above: what the next comes with. */
 static double fitting(const struct cairn__layer_rule *rule, const struct cairn__layer_gradient *g, double was,
                       double above) {
     const double deviation = sqrt(g->squares / (double)g->count) / was, largest = g->largest / was;
     const double up = g->least / (rule->q * deviation * above), most = g->most / (rule->headroom * largest * above);
     const double wanted = up > 1 ? up : 1;
-    return power_below(wanted < most ? wanted : most);
+    int exponent;
+    (void)frexp(wanted < most ? wanted : most, &exponent);
+    return ldexp(1, exponent - 1); /* the power at or below it */
 }
 
 void cairn__layer_scales_next(const struct cairn__layer_rule *rule, const struct cairn__layer_gradient *gradients,

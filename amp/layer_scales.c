@@ -136,11 +136,6 @@ static cairn_status check_children(int count, cairn_module *const *children) {
     return CAIRN_OK;
 }
 
-static void drop_child(cairn_module *const *children, int i) {
-    cairn_module *child = children[i];
-    if (child && !is_before(children, i)) cairn_module_destroy(&child);
-}
-
 static const struct cairn_module_ops chain_ops = {.struct_size = sizeof(chain_ops),
                                                   .name = "amp_sequential",
                                                   .forward = cairn__chain_run,
@@ -158,7 +153,10 @@ cairn_module *amp_sequential(cairn_env *env, int count, cairn_module *const *chi
     if (module) TRY(build(c, module, children, &taken));
     if (module) return module;
 out:
-    for (int i = taken; children && i < count; i++) drop_child(children, i);
+    for (int i = taken; children && i < count; i++) {
+        cairn_module *child = children[i];
+        if (child && !is_before(children, i)) cairn_module_destroy(&child);
+    }
     cairn_module_destroy(&module);
     return NULL;
 }
@@ -194,17 +192,6 @@ out:
     return st;
 }
 
-/* In the order of the ranks, so that all get the same sums. The range is that of a rank that has one. */
-static void unite(struct cairn__layer_gradient *all, const struct cairn__layer_gradient *of, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        all[i].squares += of[i].squares;
-        all[i].count += of[i].count;
-        all[i].nonfinite += of[i].nonfinite;
-        if (of[i].largest > all[i].largest) all[i].largest = of[i].largest;
-        if (of[i].least > all[i].least) all[i].least = of[i].least, all[i].most = of[i].most;
-    }
-}
-
 /* After what each rank did by itself, with its status: whether all could, and have chains that are alike. */
 static cairn_status agree(const struct cairn__chain *c, cairn_status own) {
     const int32_t mine[2] = {(int32_t)c->count, own == CAIRN_OK};
@@ -224,6 +211,7 @@ out:
     return st;
 }
 
+/* In the order of the ranks, so that all get the same sums. The range is that of a rank that has one. */
 static cairn_status exchange(const struct cairn__chain *c, struct cairn__layer_gradient *gradients) {
     const size_t size = (size_t)c->env->size, words = c->count * sizeof(gradients[0]) / sizeof(int32_t);
     struct cairn__layer_gradient *all = NULL;
@@ -232,7 +220,15 @@ static cairn_status exchange(const struct cairn__chain *c, struct cairn__layer_g
     TRY(cairn__calloc(size * c->count, sizeof(all[0]), (void **)&all));
     TRY(c->env->gather(c->env, (int32_t *)(void *)all, (const int32_t *)(const void *)gradients, words));
     memset(gradients, 0, c->count * sizeof(gradients[0]));
-    for (size_t r = 0; r < size; r++) unite(gradients, &all[r * c->count], c->count);
+    for (size_t i = 0; i < size * c->count; i++) {
+        const struct cairn__layer_gradient *of = &all[i];
+        struct cairn__layer_gradient *sum = &gradients[i % c->count];
+        sum->squares += of->squares;
+        sum->count += of->count;
+        sum->nonfinite += of->nonfinite;
+        if (of->largest > sum->largest) sum->largest = of->largest;
+        if (of->least > sum->least) sum->least = of->least, sum->most = of->most;
+    }
 out:
     cairn__free(all);
     return st;
