@@ -81,11 +81,6 @@ out:
     return st;
 }
 
-static double next_scale(amp_context *amp, int loss_id) {
-    double scale = 0;
-    return show_scale(amp, "amp_next_scale", loss_id, &scale, NULL) == CAIRN_OK ? scale : (double)NAN;
-}
-
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
     const float *shown = NULL;
@@ -94,9 +89,11 @@ cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved) {
 
 double amp_next_scale_of(amp_context *amp, int loss_id) {
     const amp_scaler *scaler = amp_scaler_of(amp, loss_id);
+    double scale = 0;
     if (!scaler) return (double)NAN;
     if (!amp->policy.enabled) return 1;
-    return amp->num_models == 0 ? next_scale(amp, loss_id) : amp_scaler_get_scale(scaler);
+    if (amp->num_models > 0) return amp_scaler_get_scale(scaler);
+    return show_scale(amp, "amp_next_scale", loss_id, &scale, NULL) == CAIRN_OK ? scale : (double)NAN;
 }
 
 double amp_next_scale(amp_context *amp) {
@@ -127,21 +124,17 @@ const float *amp_next_scale_device(amp_context *amp) {
 
 /* ---- the user's step ---- */
 
-static cairn_status check_begin(const amp_context *amp, const int *skip) {
+cairn_status amp_begin_step(amp_context *amp, int *skip) {
+    cairn_status st = CAIRN_OK;
+    uint32_t raised = 0;
     REQUIRE(amp && skip, CAIRN_EINVAL, "amp_begin_step: amp and skip must be set");
     REQUIRE(amp->own, CAIRN_ESTATE,
             "amp_begin_step: this context has an optimizer; call cairn_step. amp_begin_step is for "
             "amp_initialize_params without an optimizer");
     REQUIRE(!amp->in_step, CAIRN_ESTATE, "amp_begin_step: the last step was not ended; call amp_end_step first");
-    return cairn__device_refuse_recording(
+    TRY(cairn__device_refuse_recording(
         amp->env->device,
-        "amp_begin_step waits for the overflow check; call it between replays, or give amp an optimizer");
-}
-
-cairn_status amp_begin_step(amp_context *amp, int *skip) {
-    cairn_status st = CAIRN_OK;
-    uint32_t raised = 0;
-    TRY(check_begin(amp, skip));
+        "amp_begin_step waits for the overflow check; call it between replays, or give amp an optimizer"));
     TRY(cairn__step_begin(amp->own, &amp->end));
     cairn__step_update_scalers(amp->own, &amp->end);
     if (cairn__amp_checks(amp))

@@ -284,17 +284,13 @@ static cairn_dtype resolve_model_type(const struct amp_options *o, const struct 
     return preset == CHOSEN_HALF ? p->half_type : (cairn_dtype)preset;
 }
 
-/* A half cast_model_type says the half type too. */
-static cairn_dtype resolve_half_type(const struct amp_options *o) {
-    if (o->half_type) return o->half_type;
-    return cairn__is_half(o->cast_model_type) ? o->cast_model_type : CAIRN_F16;
-}
-
 static cairn_status resolve(const struct amp_options *o, struct cairn__amp_policy *p) {
     cairn_status st = CAIRN_OK;
     TRY(check_values(o));
     p->level = o->opt_level ? o->opt_level : AMP_O1;
-    p->half_type = resolve_half_type(o);
+    p->half_type = o->half_type                         ? o->half_type
+                   : cairn__is_half(o->cast_model_type) ? o->cast_model_type /* says the half type too */
+                                                        : CAIRN_F16;
     p->cast_model_type = resolve_model_type(o, p);
     if (p->level == AMP_O1) TRY(check_o1(o));
     /* Checks of the user's options, before presets fill in the others. */
@@ -478,20 +474,6 @@ static void log_property(cairn_log_level level, const struct property *p) {
     cairn__log(level, "%-22s : %s", p->name, p->value);
 }
 
-/* As apex prints them. */
-static void log_settings(cairn_log_level level, const struct properties *defaults, const struct properties *final) {
-    cairn__log(level, "Defaults for this optimization level are:");
-    for (int i = 0; i < defaults->count; i++) {
-        if (!defaults->list[i].is_rare) log_property(level, &defaults->list[i]);
-    }
-    cairn__log(level, "Processing user overrides (additional options that are set)...");
-    cairn__log(level, "After processing overrides, optimization options are:");
-    for (int i = 0; i < final->count; i++) {
-        const struct property *p = &final->list[i];
-        if (!p->is_rare || strcmp(p->value, defaults->list[i].value) != 0) log_property(level, p);
-    }
-}
-
 static const char *value_of(const struct properties *all, const char *name) {
     int i = 0;
     while (strcmp(all->list[i].name, name) != 0) i++;
@@ -527,5 +509,16 @@ void cairn__amp_policy_log(const struct cairn__amp_policy *p) {
     cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s  half_type %s, loss_scale %s%s",
                cairn__amp_level_name(p->level), cairn__amp_level_brief(p->level), value_of(&final, "half_type"),
                value_of(&final, "loss_scale"), overrides);
-    log_settings(p->verbosity >= 2 ? CAIRN_LOG_NOTICE : CAIRN_LOG_INFO, &defaults, &final);
+    /* As apex prints them. */
+    const cairn_log_level level = p->verbosity >= 2 ? CAIRN_LOG_NOTICE : CAIRN_LOG_INFO;
+    cairn__log(level, "Defaults for this optimization level are:");
+    for (int i = 0; i < defaults.count; i++) {
+        if (!defaults.list[i].is_rare) log_property(level, &defaults.list[i]);
+    }
+    cairn__log(level, "Processing user overrides (additional options that are set)...");
+    cairn__log(level, "After processing overrides, optimization options are:");
+    for (int i = 0; i < final.count; i++) {
+        const struct property *shown = &final.list[i];
+        if (!shown->is_rare || strcmp(shown->value, defaults.list[i].value) != 0) log_property(level, shown);
+    }
 }

@@ -61,11 +61,6 @@ cairn_status(amp_last_overflow)(amp_context *amp, cairn_optimizer *optimizer, st
 
 /* ---- underflow ---- */
 
-/* Only the types that hold gradients have one. */
-static float least_normal(cairn_dtype dtype) {
-    return dtype == CAIRN_F16 ? 0x1p-14f : 0x1p-126f;
-}
-
 static cairn_status make_report(struct cairn_device *d, const struct cairn__param *p, const struct cairn__census *c,
                                 struct amp_gradient_report *out) {
     const struct cairn__grad_view grad = cairn__grad_peek(p->gradient);
@@ -105,7 +100,9 @@ cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, 
     for (size_t i = 0; i < count; i++) {
         const struct cairn__grad_view grad = cairn__grad_peek(params[i]->gradient);
         const struct cairn__item item = {.n = grad.n, .x = grad.x};
-        if (item.x) d->passes->census(d, &item, 1, grad.dtype, least_normal(grad.values), &census[i]);
+        const float least_normal =
+            grad.values == CAIRN_F16 ? 0x1p-14f : 0x1p-126f; /* of the types that hold gradients */
+        if (item.x) d->passes->census(d, &item, 1, grad.dtype, least_normal, &census[i]);
     }
     TRY(cairn__device_download(d, host, census, count * sizeof(host[0])));
     for (size_t i = 0; i < count; i++) {

@@ -84,16 +84,13 @@ cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved) {
     return CAIRN_OK;
 }
 
-static bool is_same(const amp_context *amp, const struct cairn__loss *a, const struct cairn__loss *b) {
-    return a->id == b->id && memcmp(a->guards, b->guards, num_words(amp) * sizeof(uint64_t)) == 0;
-}
-
 /* Backward adds to gradients, so those of the last loss are checked first; or, where delay_unscale allows it and the
  * two losses have the same scaler and optimizers, both together later, which spares a read. */
 static cairn_status check_last_loss(amp_context *amp) {
     const bool only_ours = amp->env->unresolved == &amp->unresolved && !amp->unresolved.next;
-    if (!only_ours || !amp->ended.delayed || !is_same(amp, &amp->begun, &amp->ended))
-        return cairn__env_resolve(amp->env);
+    const bool is_same = amp->begun.id == amp->ended.id &&
+                         memcmp(amp->begun.guards, amp->ended.guards, num_words(amp) * sizeof(uint64_t)) == 0;
+    if (!only_ours || !amp->ended.delayed || !is_same) return cairn__env_resolve(amp->env);
     for (size_t i = 0; i < amp->num_guards; i++) amp->guards[i]->checks_late |= is_given(&amp->ended, i);
     return CAIRN_OK;
 }

@@ -20,17 +20,6 @@ static_assert(sizeof(struct cairn__scaler_state) <= CAIRN__STORE_MAX, "a scaler'
 
 /* ---- reports ---- */
 
-static void record(struct amp_scaler *s, int found) {
-    if (s->recorded < s->capacity) {
-        const struct amp_scaler_update_record entry = {.step = s->known.updates,
-                                                       .scale = s->known.scale,
-                                                       .growth_tracker = s->known.unskipped,
-                                                       .found = found};
-        cairn__element_write(s->records, s->record_nbytes, s->recorded, &entry, sizeof(entry));
-    }
-    if (s->records) s->recorded++;
-}
-
 static cairn_status update_by_user(struct amp_scaler *s, int found) {
     struct amp_scaler_state next;
     const double before = s->known.scale, floor = s->known.min;
@@ -92,7 +81,14 @@ static cairn_status read_report(struct amp_scaler *s, const struct cairn__scaler
         k->unskipped = r->unskipped;
         if (s->logs_updates) st = log_update(s);
     }
-    record(s, r->found != 0);
+    if (s->recorded < s->capacity) {
+        const struct amp_scaler_update_record entry = {.step = k->updates,
+                                                       .scale = k->scale,
+                                                       .growth_tracker = k->unskipped,
+                                                       .found = r->found != 0};
+        cairn__element_write(s->records, s->record_nbytes, s->recorded, &entry, sizeof(entry));
+    }
+    if (s->records) s->recorded++;
     return st;
 }
 
@@ -305,7 +301,7 @@ static void drop_pending(struct amp_scaler *s) {
 }
 
 /* An update that is queued without the host, by a replay, has no statistics: no rule that looks is ever recorded. */
-static void hand_over_statistics(struct amp_scaler *s) {
+void cairn__scaler_leave_update(amp_scaler *s) {
     struct cairn_device *d = s->env->device;
     const struct amp_scaler_statistics *next = &s->next;
     const double largest = next->infs || next->nans ? (double)INFINITY : next->largest;
@@ -316,10 +312,6 @@ static void hand_over_statistics(struct amp_scaler *s) {
     if (s->known.rule == CAIRN__SCALER_LOGMAX) d->passes->store(d, &s->state->largest, &largest, sizeof(largest));
     if (s->known.rule == CAIRN__SCALER_HISTOGRAM) d->passes->store(d, &s->state->saturating, shares, sizeof(shares));
     drop_statistics(s);
-}
-
-void cairn__scaler_leave_update(amp_scaler *s) {
-    hand_over_statistics(s);
     drop_pending(s);
 }
 

@@ -51,15 +51,12 @@ const struct cairn__scaler_field cairn__scaler_fields[CAIRN__SCALER_FIELDS] = {
 };
 /* clang-format on */
 
-static double value_of(const struct cairn__scaler_field *field, const struct amp_scaler_state *state) {
-    const void *at = (const char *)state + field->offset;
-    if (field->type == CAIRN__FIELD_DOUBLE) return *(const double *)at;
-    return field->type == CAIRN__FIELD_INT64 ? (double)*(const int64_t *)at : *(const int *)at;
-}
-
 cairn_status cairn__scaler_check_field(const struct cairn__scaler_field *field, const struct amp_scaler_state *state,
                                        const char *where) {
-    const double value = value_of(field, state);
+    const void *at = (const char *)state + field->offset;
+    const double value = field->type == CAIRN__FIELD_DOUBLE  ? *(const double *)at
+                         : field->type == CAIRN__FIELD_INT64 ? (double)*(const int64_t *)at
+                                                             : *(const int *)at;
     REQUIRE(!field->must || (value >= field->least && value <= field->most), CAIRN_EINVAL,
             "%s%s is %.17g; it must be %s", where, field->name, value, field->must);
     return CAIRN_OK;
@@ -274,16 +271,6 @@ double cairn__saturation_log(const struct amp_scaler_options *options) {
     return or_default(options->saturation_log, 15);
 }
 
-/* The running means begin at 0, and nothing corrects them yet. */
-static void begin_logmax(const struct amp_scaler_options *o, struct amp_scaler_state *s) {
-    s->log_max = or_default(o->log_max, 16);
-    s->beta1 = or_default(o->beta1, 0.99);
-    s->beta2 = or_default(o->beta2, 0.999);
-    s->overflow_std_dev = or_default(o->overflow_std_dev, 3.09);
-    s->b1_correction = s->b2_correction = 1;
-    s->overflow_feeds_power = o->overflow_feeds_power == CAIRN_ON;
-}
-
 static struct amp_scaler_state fresh_state(const struct amp_scaler_options *o) {
     const struct kind *kind = &kinds[o->kind];
     const bool is_static = o->kind == AMP_SCALER_STATIC; /* floor and ceiling have no say */
@@ -310,7 +297,14 @@ cairn_status cairn__scaler_resolve(const struct amp_scaler_options *options, int
     if (!o.kind) o.kind = AMP_SCALER_APEX;
     TRY(check_options(&o));
     struct amp_scaler_state fresh = fresh_state(&o);
-    if (o.kind == AMP_SCALER_LOGMAX) begin_logmax(&o, &fresh);
+    if (o.kind == AMP_SCALER_LOGMAX) { /* the running means begin at 0, and nothing corrects them yet */
+        fresh.log_max = or_default(o.log_max, 16);
+        fresh.beta1 = or_default(o.beta1, 0.99);
+        fresh.beta2 = or_default(o.beta2, 0.999);
+        fresh.overflow_std_dev = or_default(o.overflow_std_dev, 3.09);
+        fresh.b1_correction = fresh.b2_correction = 1;
+        fresh.overflow_feeds_power = o.overflow_feeds_power == CAIRN_ON;
+    }
     if (o.kind == AMP_SCALER_HISTOGRAM) {
         fresh.saturation_share = or_default(o.saturation_share, 1e-4);
         fresh.saturation_log = cairn__saturation_log(&o);

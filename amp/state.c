@@ -126,19 +126,6 @@ static const struct cairn__scaler_field *find_field(const char *name) {
     return NULL;
 }
 
-static cairn_status set_field(struct amp_scaler_state *state, const char *name, const char *value, const char *where) {
-    if (strcmp(name, "kind") == 0) {
-        REQUIRE(read_kind(value, &state->kind), CAIRN_EINVAL,
-                "%sthe kind must be static, apex, torch, deepspeed, megatron, user, logmax or histogram", where);
-        return CAIRN_OK;
-    }
-    const struct cairn__scaler_field *f = find_field(name);
-    REQUIRE(f, CAIRN_EINVAL, "%sa loss scaler has no field '%s'", where, name);
-    REQUIRE(read_value(f->type, value, (char *)state + f->offset), CAIRN_EINVAL, "%s'%s' is not %s", where, value,
-            f->type == CAIRN__FIELD_DOUBLE ? "a number" : "an integer in range");
-    return cairn__scaler_check_field(f, state, where);
-}
-
 /* "loss_scaler3.scale" to 3; *name = "scale". -1: it is no such key. */
 static int read_key(const char *key, const char **name) {
     char *end = NULL;
@@ -164,7 +151,17 @@ static cairn_status read_line(struct reading *r, char *line) {
     REQUIRE(id >= 0, CAIRN_EINVAL, "%sa key must be as in 'loss_scaler0.scale', with a number from 0 to %d", where,
             AMP_MAX_LOSSES - 1);
     r->seen |= UINT64_C(1) << id;
-    return set_field(&r->states[id], name, value, where);
+    struct amp_scaler_state *state = &r->states[id];
+    if (strcmp(name, "kind") == 0) {
+        REQUIRE(read_kind(value, &state->kind), CAIRN_EINVAL,
+                "%sthe kind must be static, apex, torch, deepspeed, megatron, user, logmax or histogram", where);
+        return CAIRN_OK;
+    }
+    const struct cairn__scaler_field *f = find_field(name);
+    REQUIRE(f, CAIRN_EINVAL, "%sa loss scaler has no field '%s'", where, name);
+    REQUIRE(read_value(f->type, value, (char *)state + f->offset), CAIRN_EINVAL, "%s'%s' is not %s", where, value,
+            f->type == CAIRN__FIELD_DOUBLE ? "a number" : "an integer in range");
+    return cairn__scaler_check_field(f, state, where);
 }
 
 /* Errors quote the line, which may be printed on a terminal. */

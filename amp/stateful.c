@@ -10,24 +10,8 @@
 
 /* ---- one scaler; names begin with prefix ---- */
 
-static cairn_status list_field(const struct cairn__scaler_field *f, const struct amp_scaler_state *state,
-                               const char *prefix, enum cairn__entry_owner owner, struct cairn__entries *entries) {
-    const void *at = (const char *)state + f->offset;
-    if (f->type == CAIRN__FIELD_DOUBLE)
-        return cairn__entries_add_f64(entries, owner, *(const double *)at, "%s%s", prefix, f->name);
-    return cairn__entries_add_i64(entries, owner,
-                                  f->type == CAIRN__FIELD_INT64 ? *(const int64_t *)at : *(const int *)at, "%s%s",
-                                  prefix, f->name);
-}
-
-/* A checkpoint has the fields of the kind that was saved. */
-static bool is_listed(const struct cairn__scaler_field *f, const struct amp_scaler_state *state, const char *prefix,
-                      const struct cairn__entries *entries) {
-    if (f->only && cairn__entries_is_load(entries)) return cairn__entries_has(entries, "%s%s", prefix, f->name);
-    return cairn__scaler_has_field(state->kind, f);
-}
-
-/* What an update tells besides the state that the next one begins with is behind it. */
+/* A checkpoint has the fields of the kind that was saved. What an update tells besides the state that the next one
+ * begins with is behind it. */
 static cairn_status list_scaler(const amp_scaler *s, const char *prefix, enum cairn__entry_owner owner,
                                 struct cairn__entries *entries) {
     struct amp_scaler_state state = AMP_SCALER_STATE_INIT;
@@ -38,7 +22,17 @@ static cairn_status list_scaler(const amp_scaler *s, const char *prefix, enum ca
     TRY(cairn__entries_add_i64(entries, owner, (int64_t)state.kind, "%skind", prefix));
     for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
         const struct cairn__scaler_field *f = &cairn__scaler_fields[i];
-        if (is_listed(f, &state, prefix, entries)) TRY(list_field(f, &state, prefix, owner, entries));
+        const void *at = (const char *)&state + f->offset;
+        const bool is_listed = f->only && cairn__entries_is_load(entries)
+                                   ? cairn__entries_has(entries, "%s%s", prefix, f->name)
+                                   : cairn__scaler_has_field(state.kind, f);
+        if (!is_listed) continue;
+        if (f->type == CAIRN__FIELD_DOUBLE)
+            TRY(cairn__entries_add_f64(entries, owner, *(const double *)at, "%s%s", prefix, f->name));
+        else
+            TRY(cairn__entries_add_i64(entries, owner,
+                                       f->type == CAIRN__FIELD_INT64 ? *(const int64_t *)at : *(const int *)at, "%s%s",
+                                       prefix, f->name));
     }
     TRY(cairn__entries_add_i64(entries, owner, all.last_found, "%slast_found", prefix));
     TRY(cairn__entries_add_i64(entries, owner, all.verdict, "%sverdict", prefix));
@@ -95,18 +89,15 @@ static struct cairn_env *env_of_scaler(const void *object) {
 }
 
 /* Which losses it will scale is not known: those of any parameters. */
-static enum cairn__entry_owner owner_in(const struct cairn_env *env) {
-    for (const struct cairn_param_set *set = cairn__last_set(env); set; set = set->next) {
-        if (cairn__params_entry_owner(set->params, set->count) != CAIRN__ENTRY_SHARED) return CAIRN__ENTRY_RANK;
-    }
-    return CAIRN__ENTRY_SHARED;
-}
-
 static cairn_status list_own(void *object, struct cairn__entries *entries) {
     const amp_scaler *s = object;
+    enum cairn__entry_owner owner = CAIRN__ENTRY_SHARED;
     cairn_status st = CAIRN_OK;
     TRY(cairn__env_check_between_steps(s->env));
-    TRY(list_scaler(s, "", owner_in(s->env), entries));
+    for (const struct cairn_param_set *set = cairn__last_set(s->env); set; set = set->next) {
+        if (cairn__params_entry_owner(set->params, set->count) != CAIRN__ENTRY_SHARED) owner = CAIRN__ENTRY_RANK;
+    }
+    TRY(list_scaler(s, "", owner, entries));
 out:
     return st;
 }
@@ -146,17 +137,6 @@ static enum cairn__entry_owner owner_of(const amp_context *amp) {
     return CAIRN__ENTRY_SHARED;
 }
 
-static cairn_status list_guard(const struct cairn__amp_guard *g, size_t i, enum cairn__entry_owner owner,
-                               struct cairn__entries *entries) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__entries_add_i64(entries, owner, (int64_t)g->losses, "optimizers.%zu.losses", i));
-    TRY(cairn__entries_add_i64(entries, owner, g->micro_batch, "optimizers.%zu.micro_batch", i));
-    TRY(cairn__entries_add_i64(entries, owner, g->checks_late, "optimizers.%zu.checks_late", i));
-    TRY(cairn__entries_add_i64(entries, owner, g->checked_late, "optimizers.%zu.checked_late", i));
-out:
-    return st;
-}
-
 static void scaler_name(int id, char prefix[32]) {
     snprintf(prefix, 32, "loss_scaler%d.", id);
 }
@@ -176,15 +156,24 @@ static cairn_status list(void *object, struct cairn__entries *entries) {
         scaler_name(id, prefix);
         TRY(list_scaler(amp->scalers[id], prefix, owner, entries));
     }
-    for (size_t i = 0; i < amp->num_guards; i++) TRY(list_guard(amp->guards[i], i, owner, entries));
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        const struct cairn__amp_guard *g = amp->guards[i];
+        TRY(cairn__entries_add_i64(entries, owner, (int64_t)g->losses, "optimizers.%zu.losses", i));
+        TRY(cairn__entries_add_i64(entries, owner, g->micro_batch, "optimizers.%zu.micro_batch", i));
+        TRY(cairn__entries_add_i64(entries, owner, g->checks_late, "optimizers.%zu.checks_late", i));
+        TRY(cairn__entries_add_i64(entries, owner, g->checked_late, "optimizers.%zu.checked_late", i));
+    }
     if (amp->own) TRY(cairn__optimizer_list_state(amp->own, OWN, entries));
     if (amp->fp8) TRY(cairn__fp8_casts_list(amp->fp8, entries));
 out:
     return st;
 }
 
-static cairn_status check_numbers(const amp_context *amp, const struct cairn__entries *entries) {
+static cairn_status read_scalers(const amp_context *amp, const struct cairn__entries *entries,
+                                 struct cairn__scaler_state next[AMP_MAX_LOSSES]) {
     const int64_t losses = cairn__entries_i64(entries, "num_losses"), shown = cairn__entries_i64(entries, "shown_loss");
+    char prefix[32];
+    cairn_status st = CAIRN_OK;
     REQUIRE(losses == amp->policy.num_losses && shown >= 0 && shown < losses, CAIRN_EINVAL,
             "amp: it was saved with %lld loss scalers, the last one used being %lld, and has %d", (long long)losses,
             (long long)shown, amp->policy.num_losses);
@@ -193,23 +182,6 @@ static cairn_status check_numbers(const amp_context *amp, const struct cairn__en
         REQUIRE(micro_batch >= 0 && micro_batch <= INT_MAX, CAIRN_EINVAL, "amp: optimizers.%zu.micro_batch is %lld", i,
                 (long long)micro_batch);
     }
-    return CAIRN_OK;
-}
-
-/* Reports that come from here on are of steps behind the load, whatever their number. */
-static void take_guard(struct cairn__amp_guard *g, size_t i, const struct cairn__entries *entries) {
-    g->losses = (uint64_t)cairn__entries_i64(entries, "optimizers.%zu.losses", i);
-    g->micro_batch = (int)cairn__entries_i64(entries, "optimizers.%zu.micro_batch", i);
-    g->checks_late = cairn__entries_i64(entries, "optimizers.%zu.checks_late", i) != 0;
-    g->checked_late = cairn__entries_i64(entries, "optimizers.%zu.checked_late", i) != 0;
-    g->last_before = 0;
-}
-
-static cairn_status read_scalers(const amp_context *amp, const struct cairn__entries *entries,
-                                 struct cairn__scaler_state next[AMP_MAX_LOSSES]) {
-    char prefix[32];
-    cairn_status st = CAIRN_OK;
-    TRY(check_numbers(amp, entries));
     for (int id = 0; id < amp->policy.num_losses; id++) {
         scaler_name(id, prefix);
         TRY(read_scaler(amp->scalers[id], prefix, entries, &next[id]));
@@ -238,7 +210,14 @@ static cairn_status loaded(void *object, const struct cairn__entries *entries) {
     if (amp->own) TRY(cairn__optimizer_state_loaded(amp->own, OWN, entries));
     if (amp->fp8) cairn__fp8_casts_loaded(amp->fp8, entries);
     for (int id = 0; id < amp->policy.num_losses; id++) cairn__scaler_put(amp->scalers[id], &next[id]);
-    for (size_t i = 0; i < amp->num_guards; i++) take_guard(amp->guards[i], i, entries);
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        struct cairn__amp_guard *g = amp->guards[i];
+        g->losses = (uint64_t)cairn__entries_i64(entries, "optimizers.%zu.losses", i);
+        g->micro_batch = (int)cairn__entries_i64(entries, "optimizers.%zu.micro_batch", i);
+        g->checks_late = cairn__entries_i64(entries, "optimizers.%zu.checks_late", i) != 0;
+        g->checked_late = cairn__entries_i64(entries, "optimizers.%zu.checked_late", i) != 0;
+        g->last_before = 0; /* reports from here on are of steps behind the load, whatever their number */
+    }
     amp->shown.id = (int)cairn__entries_i64(entries, "shown_loss");
     amp->shown.counted = false;
 out:

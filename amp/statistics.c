@@ -34,13 +34,6 @@ out:
     return st;
 }
 
-/* Of a parameter that several partners have, one of them counts the gradient. */
-static struct cairn__grad_view gradient_of(const struct cairn__amp_guard *g, const struct cairn__param *p) {
-    const struct cairn__partners *partners = cairn__optimizer_partners(g->optimizer);
-    if (partners && !partners->counts(partners->ctx, p)) return (struct cairn__grad_view){.x = NULL};
-    return cairn__grad_peek(p->gradient);
-}
-
 /* What elements are compared with, as unscaled values; 0: nothing is. */
 struct thresholds {
     double saturating, saturating_if_grown;
@@ -67,14 +60,18 @@ struct counted {
     double factor;
 };
 
-/* Factors are few: those of the losses since the last step. */
+/* Factors are few: those of the losses since the last step. Of a parameter that several partners have, one of them
+ * counts the gradient. */
 static cairn_status find_factors(const struct cairn__amp_guard *g, struct counted *list, size_t count) {
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
+    const struct cairn__partners *partners = cairn__optimizer_partners(g->optimizer);
     const float *known = NULL;
     float factor = 1;
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < count; i++) {
-        const float *of = (list[i].grad = gradient_of(g, params[i])).factor;
+        if (!partners || partners->counts(partners->ctx, params[i]))
+            list[i].grad = cairn__grad_peek(params[i]->gradient);
+        const float *of = list[i].grad.factor;
         if (of && of != known) TRY(cairn__device_download(g->env->device, &factor, of, sizeof(factor)));
         if (of) known = of;
         list[i].factor = of ? (double)factor : 1.0;
