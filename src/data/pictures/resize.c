@@ -26,11 +26,6 @@ static void free_taps(struct taps *t) {
     cairn__free(t->exact);
 }
 
-static double triangle(double x) {
-    x = fabs(x);
-    return x < 1.0 ? 1.0 - x : 0.0;
-}
-
 static void set_taps(struct taps *t, int64_t i, int64_t place, int64_t in, double scale) {
     const double wide = scale < 1.0 ? 1.0 : scale, center = ((double)place + 0.5) * scale, inverse = 1.0 / wide;
     int64_t first = (int64_t)(center - wide + 0.5), end = (int64_t)(center + wide + 0.5);
@@ -38,7 +33,8 @@ static void set_taps(struct taps *t, int64_t i, int64_t place, int64_t in, doubl
     if (first < 0) first = 0;
     if (end > in) end = in;
     for (int64_t k = 0; k < end - first; k++) {
-        t->exact[k] = triangle(((double)(k + first) - center + 0.5) * inverse);
+        const double x = fabs(((double)(k + first) - center + 0.5) * inverse);
+        t->exact[k] = x < 1.0 ? 1.0 - x : 0.0; /* a triangle */
         sum += t->exact[k];
     }
     for (int64_t k = 0; k < end - first; k++) {

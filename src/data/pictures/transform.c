@@ -84,16 +84,7 @@ static double uniform(struct cairn_random *random, double low, double high) {
     return low + (high - low) * ((double)cairn_random_word(random) * 0x1p-32);
 }
 
-/* The largest part in the middle with a ratio that is allowed. rint is Python's round: halves to even. */
-static void central_box(int64_t height, int64_t width, const double ratio[2], struct cairn_picture_box *box) {
-    const double own = (double)width / (double)height;
-    int64_t h = height, w = width;
-    if (own < ratio[0]) h = (int64_t)rint((double)width / ratio[0]);
-    else if (own > ratio[1]) w = (int64_t)rint((double)height * ratio[1]);
-    h = h < 1 ? 1 : h, w = w < 1 ? 1 : w; /* of a picture a pixel wide */
-    *box = (struct cairn_picture_box){(height - h) / 2, (width - w) / 2, h, w};
-}
-
+/* rint is Python's round: halves to even. */
 static void draw_box(int64_t height, int64_t width, const struct cairn_picture_transform *t,
                      struct cairn_random *random, struct cairn_picture_box *box) {
     const double area = (double)height * (double)width, low = log(t->ratio[0]), high = log(t->ratio[1]);
@@ -107,7 +98,13 @@ static void draw_box(int64_t height, int64_t width, const struct cairn_picture_t
         box->left = cairn_random_below(random, (uint32_t)(width - box->width + 1));
         return;
     }
-    central_box(height, width, t->ratio, box);
+    /* The largest part in the middle with a ratio that is allowed. */
+    const double own = (double)width / (double)height;
+    int64_t h = height, w = width;
+    if (own < t->ratio[0]) h = (int64_t)rint((double)width / t->ratio[0]);
+    else if (own > t->ratio[1]) w = (int64_t)rint((double)height * t->ratio[1]);
+    h = h < 1 ? 1 : h, w = w < 1 ? 1 : w; /* of a picture a pixel wide */
+    *box = (struct cairn_picture_box){(height - h) / 2, (width - w) / 2, h, w};
 }
 
 static int draw_mirror(const struct cairn_picture_transform *t, struct cairn_random *random) {
