@@ -563,24 +563,6 @@ out:
     return st;
 }
 
-static cairn_status prepare(const struct cairn__engine_options *o, int *fds, struct meeting **out) {
-    struct meeting *m = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(1, sizeof(*m), (void **)&m));
-    *out = m;
-    m->o = o;
-    m->fds = fds;
-    m->listener = -1;
-    m->pause = MS;
-    m->deadline = cairn__now_ns() + (uint64_t)(o->timeout * 1e9);
-    m->has_proofs = cairn__secret_is_built();
-    TRY(cairn__calloc((size_t)o->size, sizeof(*m->links), (void **)&m->links));
-    for (int r = 0; r < o->size; r++) m->links[r].fd = -1;
-    TRY(cairn__calloc((size_t)(1 + MAX_GUESTS + o->size), sizeof(*m->polls), (void **)&m->polls));
-out:
-    return st;
-}
-
 static void close_one(int *fd) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
@@ -601,7 +583,16 @@ cairn_status cairn__links_make(const struct cairn__engine_options *options, int 
     struct meeting *m = NULL;
     cairn_status st = CAIRN_OK;
     for (int r = 0; r < options->size; r++) fds[r] = -1;
-    TRY(prepare(options, fds, &m));
+    TRY(cairn__calloc(1, sizeof(*m), (void **)&m));
+    m->o = options;
+    m->fds = fds;
+    m->listener = -1;
+    m->pause = MS;
+    m->deadline = cairn__now_ns() + (uint64_t)(options->timeout * 1e9);
+    m->has_proofs = cairn__secret_is_built();
+    TRY(cairn__calloc((size_t)options->size, sizeof(*m->links), (void **)&m->links));
+    for (int r = 0; r < options->size; r++) m->links[r].fd = -1;
+    TRY(cairn__calloc((size_t)(1 + MAX_GUESTS + options->size), sizeof(*m->polls), (void **)&m->polls));
     TRY(join(m));
 out:
     /* What a rank refused with says more than a connection that broke. Who waited in vain does not speak for others,

@@ -372,24 +372,17 @@ void cairn__link_begin(struct cairn__link *link, cairn_group *group, const struc
     begin_cond(&link->idle);
 }
 
-static cairn_status init_comm(struct cairn__link *link, const struct cairn__comm_id *id) {
+cairn_status cairn__link_open(struct cairn__link *link, const struct cairn__comm_id *id, double timeout) {
     const cairn_group *group = link->group;
     struct cairn__comm *comm = NULL;
     cairn_status st = CAIRN_OK;
+    TRY(begin_watch(link)); /* before there is anything to abort */
     TRY(begin_call(link, "connecting"));
     st = link->ops->init(group->device, id, group->rank, group->size, &comm);
     pthread_mutex_lock(&link->mutex);
     link->comm = comm;
     pthread_mutex_unlock(&link->mutex);
     TRY(end_call(link, st));
-out:
-    return st;
-}
-
-cairn_status cairn__link_open(struct cairn__link *link, const struct cairn__comm_id *id, double timeout) {
-    cairn_status st = CAIRN_OK;
-    TRY(begin_watch(link)); /* before there is anything to abort */
-    TRY(init_comm(link, id));
     TRY(until_ready(link, "all ranks to connect", timeout));
     pthread_mutex_lock(&link->mutex);
     link->ready = true;
