@@ -26,7 +26,10 @@ static const double DEFAULT_TIMEOUT = 300.0; /* seconds */
 
 enum { DESCRIPTION_NBYTES = 4096 };
 
-static cairn_status check_options(const struct cairn_env_options *o) {
+static cairn_status read_options(const struct cairn_env_options *given, struct cairn_env_options *o) {
+    *o = (struct cairn_env_options){.struct_size = sizeof(*o)};
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(o, sizeof(*o), given, "cairn_env_options"));
     REQUIRE(isfinite(o->timeout) && o->timeout >= 0, CAIRN_EINVAL,
             "cairn_env_options.timeout is %g; it must be a number of seconds, 0 = CAIRN_TIMEOUT", o->timeout);
     REQUIRE(isfinite(o->meeting_timeout) && o->meeting_timeout >= 0, CAIRN_EINVAL,
@@ -38,24 +41,16 @@ static cairn_status check_options(const struct cairn_env_options *o) {
     REQUIRE(o->record_errors <= CAIRN_OFF, CAIRN_EINVAL,
             "cairn_env_options.record_errors is %d; it can be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
             (int)o->record_errors);
-    return CAIRN_OK;
-}
-
-static cairn_status read_options(const struct cairn_env_options *given, struct cairn_env_options *out) {
-    *out = (struct cairn_env_options){.struct_size = sizeof(*out)};
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__options_read(out, sizeof(*out), given, "cairn_env_options"));
-    TRY(check_options(out));
-    if (!out->device) out->device = cairn__var("CAIRN_DEVICE");
-    if (!out->device) out->device = "cpu";
-    if (!out->backend) out->backend = cairn__var("CAIRN_BACKEND");
-    if (out->timeout == 0) {
-        out->timeout = DEFAULT_TIMEOUT;
-        TRY(cairn__var_seconds("CAIRN_TIMEOUT", &out->timeout));
+    if (!o->device) o->device = cairn__var("CAIRN_DEVICE");
+    if (!o->device) o->device = "cpu";
+    if (!o->backend) o->backend = cairn__var("CAIRN_BACKEND");
+    if (o->timeout == 0) {
+        o->timeout = DEFAULT_TIMEOUT;
+        TRY(cairn__var_seconds("CAIRN_TIMEOUT", &o->timeout));
     }
-    if (out->meeting_timeout == 0) {
-        out->meeting_timeout = out->timeout;
-        TRY(cairn__var_seconds("CAIRN_MEETING_TIMEOUT", &out->meeting_timeout));
+    if (o->meeting_timeout == 0) {
+        o->meeting_timeout = o->timeout;
+        TRY(cairn__var_seconds("CAIRN_MEETING_TIMEOUT", &o->meeting_timeout));
     }
 out:
     return st;
