@@ -58,26 +58,19 @@ out:
 
 /* ---- from files ---- */
 
-/* Until the end, or one byte more than a secret may have. */
-static cairn_status read_whole(int fd, bool from_beginning, const char *what, uint8_t *bytes, size_t *nbytes) {
-    *nbytes = 0;
-    while (*nbytes <= CAIRN__SECRET_MOST) {
-        const size_t room = CAIRN__SECRET_MOST + 1 - *nbytes;
-        const ssize_t got =
-            from_beginning ? pread(fd, bytes + *nbytes, room, (off_t)*nbytes) : read(fd, bytes + *nbytes, room);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return cairn__fail_errno(errno, "%s, a job's secret, cannot be read", what);
-        if (got == 0) break;
-        *nbytes += (size_t)got;
-    }
-    return CAIRN_OK;
-}
-
 static cairn_status read_secret(int fd, bool from_beginning, const char *what, struct cairn__secret **out) {
     uint8_t bytes[CAIRN__SECRET_MOST + 1];
     size_t nbytes = 0;
     cairn_status st = CAIRN_OK;
-    TRY(read_whole(fd, from_beginning, what, bytes, &nbytes));
+    while (nbytes <= CAIRN__SECRET_MOST) { /* until the end, or one byte more than a secret may have */
+        const size_t room = CAIRN__SECRET_MOST + 1 - nbytes;
+        const ssize_t got =
+            from_beginning ? pread(fd, bytes + nbytes, room, (off_t)nbytes) : read(fd, bytes + nbytes, room);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) TRY(cairn__fail_errno(errno, "%s, a job's secret, cannot be read", what));
+        if (got == 0) break;
+        nbytes += (size_t)got;
+    }
     while (nbytes > 0 && (bytes[nbytes - 1] == '\n' || bytes[nbytes - 1] == '\r')) nbytes--;
     TRY(cairn__secret_from(bytes, nbytes, what, out));
 out:

@@ -45,22 +45,6 @@ static int look_up_process(int pid, unsigned long long *start) {
     return parent;
 }
 
-/* The nearest ancestor without a rank in its environment is the launcher. Wrappers between it and this process have
- * this process's rank. */
-static bool find_starter(const char *rank_name, char *name, size_t nbytes) {
-    int pid = getppid();
-    for (int i = 0; i < MAX_ANCESTORS && pid > 0; i++) {
-        unsigned long long start = 0;
-        const int parent = look_up_process(pid, &start);
-        if (!cairn__var_in_process(pid, rank_name)) {
-            snprintf(name, nbytes, "%d.%llu", pid, start);
-            return true;
-        }
-        pid = parent;
-    }
-    return false;
-}
-
 /* ---- the job ---- */
 
 /* The job as the launcher's variables give it: appends "-value" of every one that is set. */
@@ -77,13 +61,23 @@ static const char *find_variables(const struct cairn__launcher *by, const struct
     return first;
 }
 
-/* The process that started the ranks, which all of them find if they are on one machine. */
+/* The process that started the ranks, which all of them find if they are on one machine: the nearest ancestor without a
+ * rank in its environment. Wrappers between it and this process have this process's rank. */
 static const char *find_process(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
                                 size_t nbytes) {
     identity[0] = '-';
     if (!by->job_is_process || launch->local_size != launch->size) return NULL;
-    if (!find_starter(cairn__first_set(by->rank), identity + 1, nbytes - 1)) return NULL;
-    return "the process that started the ranks";
+    int pid = getppid();
+    for (int i = 0; i < MAX_ANCESTORS && pid > 0; i++) {
+        unsigned long long start = 0;
+        const int parent = look_up_process(pid, &start);
+        if (!cairn__var_in_process(pid, cairn__first_set(by->rank))) {
+            snprintf(identity + 1, nbytes - 1, "%d.%llu", pid, start);
+            return "the process that started the ranks";
+        }
+        pid = parent;
+    }
+    return NULL;
 }
 
 bool cairn__job_find(const struct cairn__launch *launch, struct cairn__job *job) {

@@ -443,22 +443,18 @@ out:
     return st;
 }
 
-static int port_of(const struct cairn__tcp_store *s) {
-    struct sockaddr_storage address;
-    socklen_t length = sizeof(address);
-    if (getpeername(s->stream.fd, (struct sockaddr *)&address, &length) != 0) return 0;
-    return cairn__address_port((const struct sockaddr *)&address);
-}
-
 cairn_status cairn__store_connect(const struct cairn__store_places *places, double timeout, cairn_store **out) {
     struct cairn__tcp_store *s = NULL;
+    struct sockaddr_storage address;
+    socklen_t length = sizeof(address);
     cairn_store *made = NULL;
     cairn_status st = CAIRN_OK;
     REQUIRE(timeout > 0, CAIRN_EINVAL, "the store's timeout is %g s; it must be positive", timeout);
     TRY(cairn__tcp_store_make(timeout, &s));
     made = &s->base;
     TRY(connect_to(s, places, timeout));
-    s->base.port = port_of(s);
+    if (getpeername(s->stream.fd, (struct sockaddr *)&address, &length) == 0)
+        s->base.port = cairn__address_port((const struct sockaddr *)&address);
     *out = made;
     return CAIRN_OK;
 out:
