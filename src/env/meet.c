@@ -65,19 +65,6 @@ out:
 
 /* ---- a TCP store ---- */
 
-static cairn_status connect_to_meeting(const struct cairn__meeting *m, const struct cairn__secret *secret,
-                                       double timeout, cairn_store **store) {
-    const char *hosts[CAIRN__MAX_HOSTS];
-    for (int i = 0; i < m->num_hosts; i++) hosts[i] = m->hosts[i];
-    const struct cairn__store_places places = {.hosts = hosts,
-                                               .num_hosts = m->num_hosts,
-                                               .ports = m->ports,
-                                               .num_ports = m->num_ports,
-                                               .proof = m->proof[0] ? m->proof : NULL,
-                                               .secret = secret};
-    return cairn__store_connect(&places, timeout, store);
-}
-
 /* Adds to a timeout that the host given is not an address of rank 0's machine. That alone is no error: a proxy may
  * forward connections. */
 static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) {
@@ -121,7 +108,15 @@ static cairn_status find_store(struct meeting *m, int *port) {
         TRY(cairn__served_connect(m->met->served, timeout, &m->met->store));
         if (place->proof[0]) TRY(cairn_store_set(m->met->store, place->proof, "", 0)); /* by which others know it */
     } else {
-        TRY(connect_to_meeting(place, secret, timeout, &m->met->store));
+        const char *hosts[CAIRN__MAX_HOSTS];
+        for (int i = 0; i < place->num_hosts; i++) hosts[i] = place->hosts[i];
+        const struct cairn__store_places places = {.hosts = hosts,
+                                                   .num_hosts = place->num_hosts,
+                                                   .ports = place->ports,
+                                                   .num_ports = place->num_ports,
+                                                   .proof = place->proof[0] ? place->proof : NULL,
+                                                   .secret = secret};
+        TRY(cairn__store_connect(&places, timeout, &m->met->store));
     }
     *port = cairn_store_port(m->met->store);
 out:
