@@ -17,7 +17,7 @@ static bool in_a_hurry(void) {
     return getenv("CAIRN_TEST_SEEDS") != NULL;
 }
 
-/* Where many ranks take turns on few processors, and the library that moves their bytes has threads of its own. */
+/* Whether to run fewer cases: in short runs, or if many ranks share few processors with a library's own threads. */
 static bool is_slow(const cairn_group *group) {
     return in_a_hurry() || (cairn_group_size(group) > 3 && strcmp(cairn_group_backend(group), "shm") != 0);
 }
@@ -30,14 +30,14 @@ static void nap(long us) {
 
 enum { LONG = 100003, TEN_MILLION = 10000000 };
 
-/* Arrays of p parts have as many elements in all as others. */
+/* Arrays of p parts have the same total number of elements as others. */
 static size_t elements_of(enum trial_kind kind, size_t total, int p) {
     const bool has_parts = kind == ALLGATHER || kind == ALLTOALL || kind == REDUCE_SCATTER;
     return has_parts && total >= LONG ? total / (size_t)p | 1 : total;
 }
 
-/* The kind in both places, with every operation, or on slow groups another one each time; each on another kind of
- * memory. */
+/* Runs the kind in place and out of place with every operation (slow groups: with a different one each time), each on a
+ * different kind of memory. */
 static char *walk_kind(cairn_group *group, const struct room *room, struct trial t, unsigned *turn) {
     for (int in_place = 0; in_place <= trial_has_choice(t.kind); in_place++) {
         for (int o = 0; o < (trial_combines(t.kind) && !is_slow(group) ? NUM_OPS : 1); o++) {
@@ -147,7 +147,7 @@ static char *nothing_at_all(cairn_group *group, void *ctx) {
 
 enum { NUMBERS = 840 /* divisible by every number of ranks */ };
 
-/* What a rank brings at an index; every rank knows what the others bring. */
+/* A rank's input at an index; every rank can compute the others' inputs. */
 typedef double (*number_fn)(int rank, size_t i);
 
 static double load(const void *x, size_t i, cairn_dtype dtype) {
@@ -159,7 +159,7 @@ static double load(const void *x, size_t i, cairn_dtype dtype) {
     return (double)cairn__dtype(dtype)->to_f32((const char *)x + i * cairn_dtype_nbytes(dtype));
 }
 
-/* Of two, in double: of f32 operands the same bits as in f32 once they are rounded, for each of these. */
+/* Combines two values in double: for f32 operands these operations give the same bits as in f32 after rounding. */
 static double combine_two(double a, double b, cairn_redop op) {
     if (op == CAIRN_PROD) return a * b;
     if (op != CAIRN_MIN && op != CAIRN_MAX) return a + b;
@@ -182,7 +182,7 @@ static double combine_all(number_fn number, int p, size_t i, cairn_dtype dtype, 
     return wide ? acc : (double)(float)acc;
 }
 
-/* dst [NUMBERS] becomes the combination on every rank, by way of a collective of the kind. */
+/* Computes the combination into dst [NUMBERS] on every rank by a collective of the kind. */
 static cairn_status combine(cairn_group *group, enum trial_kind kind, char *dst, char *src, cairn_dtype dtype,
                             cairn_redop op) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
@@ -245,7 +245,7 @@ static char *averages_that_would_overflow(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
-/* The last ranks bring a value, the others zeros; the average is over the former. */
+/* The last ranks contribute a value, the others zeros; the average is over the contributing ranks. */
 static char *check_average_over_some(cairn_group *group, void *x, cairn_dtype dtype, double value) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
     for (int some = 1; some <= p; some++) {
@@ -266,7 +266,7 @@ static char *averages_over_some(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
-/* x, plain [p * n]; whose: ranks that bring an infinity. */
+/* x, plain [p * n]; whose: bit mask of ranks with an infinity. */
 static char *check_slices(cairn_group *group, void *x, void *plain, size_t n, cairn_dtype dtype, int divisor,
                           unsigned whose) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
@@ -309,8 +309,8 @@ static char *slices_of_averages(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
-/* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whichever rank has the large number, and
- * where. */
+/* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, for any rank and position of the large
+ * number. */
 static double one_is_large(int rank, size_t i) {
     return i % MAX_RANKS == (size_t)rank ? 256 : 1;
 }
@@ -327,7 +327,7 @@ static char *one_rounding(cairn_group *group, void *ctx) {
     PASS(room_open(group, &room, 1, NUMBERS * sizeof(double)));
     PASS(check_numbers(group, &room, one_is_large, CAIRN_BF16, CAIRN_SUM));
     PASS(check_numbers(group, &room, first_is_large, CAIRN_BF16, CAIRN_SUM));
-    for (size_t n = 1; n < 300; n = n * 2 + 1) { /* and at every place of blocks of every length */
+    for (size_t n = 1; n < 300; n = n * 2 + 1) { /* at every position of blocks of every length */
         char *x = (n % 4 == 1 ? room.ordinary : (char *)room.registered) + n % 3 * 2;
         for (size_t i = 0; i < n; i++) put_value(x, i, CAIRN_BF16, first_is_large(rank, i));
         EXPECT_OK(cairn_allreduce(group, x, n, CAIRN_BF16, CAIRN_SUM, NULL));
@@ -336,7 +336,7 @@ static char *one_rounding(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
-/* Of both signs and many sizes: another order gives other bits. */
+/* Values of both signs and many sizes: a different order gives different bits. */
 static double wild(int rank, size_t i) {
     unsigned random = (unsigned)i * 8 + (unsigned)rank;
     for (int k = 0; k < 3; k++) (void)random_below(&random, 2);
@@ -344,7 +344,7 @@ static double wild(int rank, size_t i) {
     return ldexp(random_below(&random, 2) ? fraction : -fraction, (int)random_below(&random, 24) - 12);
 }
 
-/* Where ranks are on machines of which some have several: hierarchy_test.c has that order. */
+/* Whether sums are added in two levels, over machines with several ranks; hierarchy_test.c tests that order. */
 static bool adds_in_levels(cairn_dtype dtype, cairn_redop op) {
     return getenv("CAIRN_TEST_MACHINES") && dtype != CAIRN_F64 && (op == CAIRN_SUM || op == CAIRN_AVG);
 }
@@ -436,7 +436,7 @@ static char *found_by_all(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-/* Ranks of which bit r of whose is set have an infinity in an average of x [n], wherever in it. */
+/* Ranks r with bit r of whose set have an infinity at any position of an averaged x [n]. */
 static char *check_nonfinite(cairn_group *group, void *x, void *plain, size_t n, cairn_dtype dtype, unsigned whose) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
     struct cairn__nonfinite nonfinite = {.found = 0}, all[MAX_RANKS];
@@ -489,9 +489,9 @@ enum { MAX_CHANNELS = 2 };
 struct mixture {
     struct channel channels[MAX_CHANNELS];
     int num_channels;
-    int rounds, depth; /* so many trials a channel and round at most */
+    int rounds, depth; /* depth: most trials per channel and round */
     size_t most;       /* elements, in all parts together */
-    unsigned own;      /* this rank's random numbers: in which order it posts and waits */
+    unsigned own;      /* this rank's random numbers, for its order of posting and waiting */
     struct room room;
     struct trial *trials; /* [num_channels][depth] */
     int counts[MAX_CHANNELS];
@@ -516,7 +516,7 @@ static void begin_round(struct mixture *m) {
     }
 }
 
-/* In order on each channel, but each rank mixes the channels as it likes. One alone is not even asynchronous. */
+/* Posts in order on each channel; each rank interleaves the channels differently. A single trial is synchronous. */
 static char *post_round(cairn_group *group, struct mixture *m) {
     int waiting = 0;
     for (int c = 0; c < m->num_channels; c++) waiting += m->counts[c];
@@ -544,7 +544,7 @@ static char *wait_for(struct mixture *m, struct trial *t) {
     return NULL;
 }
 
-/* Each rank waits in an order of its own. */
+/* Each rank waits in a different order. */
 static char *wait_round(struct mixture *m) {
     struct trial *left[2 * 150];
     unsigned num_left = 0;
@@ -571,7 +571,7 @@ static char *run_rounds(cairn_group *group, struct mixture *m) {
     return NULL;
 }
 
-/* group has all ranks of the channels, and lends the memory. */
+/* group: all ranks of the channels; provides the memory. */
 static char *mix(cairn_group *group, struct mixture m) {
     m.own += 77u * (unsigned)cairn_group_rank(group);
     m.trials = calloc((size_t)(m.num_channels * m.depth), sizeof(*m.trials));
@@ -640,7 +640,7 @@ static struct trial *message_begin(cairn_group *group, struct messages *m, int f
     return t;
 }
 
-/* Of what this rank sends and receives, each rank posts something else first. */
+/* Each rank posts its sends and receives in a different order. */
 static char *post_messages(cairn_group *group, struct messages *m) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
     for (int i = 0; i < PER_PAIR * p * 2; i++) {
@@ -656,9 +656,9 @@ static char *post_messages(cairn_group *group, struct messages *m) {
 static char *exchange_messages(cairn_group *group, struct messages *m) {
     int32_t sum = 1;
     PASS(post_messages(group, m));
-    EXPECT_OK(cairn_allreduce(group, &sum, 1, CAIRN_I32, CAIRN_SUM, NULL)); /* goes past all of them */
+    EXPECT_OK(cairn_allreduce(group, &sum, 1, CAIRN_I32, CAIRN_SUM, NULL)); /* must not wait for the messages */
     EXPECT(sum == cairn_group_size(group));
-    for (int i = 0; i < m->count; i++) { /* not in the order of posting */
+    for (int i = 0; i < m->count; i++) { /* wait in a different order than posted */
         EXPECT_OK(cairn_work_wait(&m->trials[m->count % 11 ? i * 11 % m->count : i].work));
     }
     for (int i = 0; i < m->count; i++) PASS(trial_check(group, &m->trials[i]));
@@ -676,7 +676,7 @@ static char *messages_between_all(cairn_group *group, void *ctx) {
     return room_close(group, &m.room);
 }
 
-/* Long ones both ways at once, and short ones to and fro; a rank without a partner looks on. */
+/* Long messages in both directions at once, and short ones back and forth; a rank without a partner takes no part. */
 static char *messages_to_and_fro(cairn_group *group, void *ctx) {
     (void)ctx;
     enum { N = 300001 };
@@ -707,7 +707,7 @@ static char *messages_to_and_fro(cairn_group *group, void *ctx) {
 
 /* ---- groups of some ranks ---- */
 
-/* Ranks of the parent that give `parity`, the last first. */
+/* Ranks of the parent with this parity, in reverse order. */
 static int list_ranks(int p, int parity, int *ranks) {
     int n = 0;
     for (int r = p - 1; r >= 0; r--) {
@@ -780,7 +780,7 @@ static char *groups_by_color_and_key(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-/* A group of all but the last rank, and of it one of all but the last. */
+/* A group of all ranks but the last, and a subgroup of it without its last rank. */
 static char *groups_of_groups(cairn_group *group, void *ctx) {
     (void)ctx;
     const int p = cairn_group_size(group);
@@ -979,7 +979,7 @@ static char *loop_rounds(cairn_group *group, cairn_group *second, unsigned *seed
     return NULL;
 }
 
-/* Makes the second channel anew now and then. */
+/* Recreates the second channel from time to time. */
 static char *loop(cairn_group *group, cairn_group **second, unsigned seed) {
     for (;;) {
         EXPECT_OK(cairn_group_new(group, NULL, 0, NULL, second));

@@ -15,7 +15,7 @@
 #include "kernels/kernels.h"
 
 enum { MAX_RANKS = 8, MAX_MESSAGES = 1024, MAX_BLOCKS = 64 };
-enum { SHORT_NS = 1000000000 }; /* beside shorter calls none may look */
+enum { SHORT_NS = 1000000000 }; /* only after this time may another thread query a communicator during a call */
 
 enum kind { ALLREDUCE = 1, REDUCE, BROADCAST, ALLGATHER, REDUCE_SCATTER, ALLTOALL, MESSAGES, MARK };
 
@@ -53,14 +53,14 @@ struct cairn__comm {
     unsigned random;
     bool aborted, hangs, failed, groups;
     atomic_bool in_call, in_state, stands;
-    _Atomic uint64_t begun; /* the call; ns */
+    _Atomic uint64_t begun; /* start of the current call, ns */
     struct item *head, **tail;
     struct item *group;
     bool marks[CAIRN__COMM_MARKS]; /* passed */
     void *blocks[MAX_BLOCKS];
 };
 
-/* Of everything: communicators are small, and the point is what is around them. */
+/* One lock for everything, which is fast enough for these small communicators. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     struct fake_comm_plan plan;
@@ -185,7 +185,7 @@ static float divisor_of(const struct item *item, int p) {
     return item->how.op == CAIRN__COMM_AVG ? (float)p : 1;
 }
 
-/* All ranks' n elements from `first` on become one array, which is malloc'd. */
+/* Joins all ranks' n elements from `first` on in one array, allocated with malloc. */
 static void *reduce(const struct world *w, size_t first, size_t n) {
     static const enum cairn__reduction reductions[] = {[CAIRN__COMM_SUM] = CAIRN__REDUCE_SUM,
                                                        [CAIRN__COMM_AVG] = CAIRN__REDUCE_SUM,
@@ -232,7 +232,7 @@ static void run_movement(const struct world *w) {
     }
 }
 
-/* Every rank is at the same collective, and no delay is left. */
+/* Whether every rank has reached the same collective and no delay is left. */
 static bool can_run(const struct world *w) {
     for (int r = 0; r < w->size; r++) {
         const struct cairn__comm *c = w->ranks[r];
@@ -255,7 +255,7 @@ static bool run_collective(const struct world *w) {
     return true;
 }
 
-/* The first message of the peer's that belongs to it. */
+/* The first matching message of the peer. */
 static struct message *find_match(const struct world *w, int rank, const struct message *m) {
     const struct cairn__comm *peer = w->ranks[m->peer];
     if (!peer || peer->aborted || peer->hangs || !peer->head || peer->head->kind != MESSAGES || peer->head->delay > 0)
@@ -281,7 +281,7 @@ static void run_messages(struct cairn__comm *c) {
     if (all) pop(c);
 }
 
-/* Runs what the rank's own stream holds that needs no other rank. */
+/* Runs the items of the rank's stream that need no other rank. */
 static void run_own(struct cairn__comm *c) {
     while (c->head && !c->aborted && !c->hangs) {
         struct item *item = c->head;
@@ -292,7 +292,7 @@ static void run_own(struct cairn__comm *c) {
         }
         if (item->kind == MARK && fake.full && has_fault(c, FAKE_COMM_NO_MARKS)) return;
         if (item->delay > 0 && item->delay--) return;
-        const enum kind kind = item->kind; /* it may be gone behind this */
+        const enum kind kind = item->kind; /* item may be freed below */
         if (kind == MESSAGES) run_messages(c);
         if (kind == MARK) {
             c->marks[item->root] = true;
@@ -397,7 +397,7 @@ static cairn_status comm_group_end(struct cairn__comm *c) {
 
 /* ---- order ---- */
 
-/* The CPU has done what was queued. */
+/* The CPU has finished all queued work. */
 static cairn_status comm_follow(struct cairn__comm *c) {
     begin_call(c);
     pthread_mutex_lock(&lock);

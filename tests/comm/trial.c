@@ -75,7 +75,7 @@ bool is_value(const void *x, size_t i, cairn_dtype dtype, double value) {
     return memcmp((const char *)x + i * nbytes, &wanted, nbytes) == 0;
 }
 
-/* What a rank brings at the index, which counts modulo PERIOD. */
+/* A rank's input at an index, modulo PERIOD. */
 static int value_of(const struct trial *t, int rank, size_t i) {
     unsigned h = (unsigned)i * 2654435761u + (unsigned)rank * 40503u + t->salt * 69069u;
     h = (h ^ h >> 15) * 2246822519u;
@@ -113,7 +113,7 @@ struct pattern {
     uint8_t bytes[PERIOD * sizeof(uint64_t)];
 };
 
-/* What the rank brings; the combination of what p ranks bring for rank -1. */
+/* The rank's input; for rank -1 the combination of all p ranks' inputs. */
 static struct pattern pattern_of(const struct trial *t, int rank, int p) {
     struct pattern pattern = {.size = cairn_dtype_nbytes(t->dtype)};
     for (size_t i = 0; i < PERIOD; i++) {
@@ -126,7 +126,7 @@ static const uint8_t *pattern_at(const struct pattern *pattern, size_t i) {
     return pattern->bytes + i % PERIOD * pattern->size;
 }
 
-/* x [n] becomes the numbers from index `first` on. */
+/* Fills x [n] with the numbers from index `first` on. */
 static void lay(char *x, size_t n, const struct pattern *pattern, size_t first) {
     size_t size = pattern->size, done = n < PERIOD ? n : PERIOD;
     for (size_t i = 0; i < done; i++) memcpy(x + i * size, pattern_at(pattern, first + i), size);
@@ -172,7 +172,7 @@ char *room_close(cairn_group *group, struct room *room) {
     return NULL;
 }
 
-/* Where a trial's two arrays lie. */
+/* The placement of a trial's two arrays. */
 enum memory { REGISTERED, ORDINARY, BY_RANK };
 static const struct {
     enum memory memory;
@@ -263,7 +263,7 @@ cairn_status trial_post(cairn_group *channel, struct trial *t, cairn_work **work
     }
 }
 
-/* Parts that came from every rank: each sent its numbers from index `first` on. */
+/* Parts received from every rank: each sent its numbers from index `first` on. */
 static bool holds_parts(const struct trial *t, int p, size_t first) {
     for (int r = 0; r < p; r++) {
         const struct pattern theirs = pattern_of(t, r, p);
@@ -283,7 +283,7 @@ static bool result_is_right(const struct trial *t, int rank, int p) {
     return holds(t->dst, n, &wanted, t->kind == REDUCE_SCATTER ? (size_t)rank * n : 0);
 }
 
-/* All of it, or in place what is not the result's. */
+/* Checks the whole source, or in place the part that the result does not overwrite. */
 static bool source_is_kept(const struct trial *t, int rank, int p) {
     const struct pattern mine = pattern_of(t, rank, p);
     const bool shares = shares_array(t);

@@ -118,7 +118,7 @@ static const struct {
     {CAIRN__REDUCE_SUM, CAIRN_I32, 64 << 10, UNDIVIDED_OF_2}, {CAIRN__REDUCE_SUM, CAIRN_U8, 64 << 10, UNDIVIDED_OF_2},
 };
 
-/* Plain, streamed, streamed throughout; each by 64 and by 512 elements at a time. */
+/* Plain stores, streaming of written arrays, streaming of all; each by 64 and by 512 elements at a time. */
 static const struct {
     int nontemporal;
     size_t elements;
@@ -146,7 +146,7 @@ struct result {
     double seconds, limit, nbytes;
 };
 
-/* Rows or runs, of n elements each; 1 where arrays are plain. */
+/* Number of rows or runs of n elements each; 1 for plain arrays. */
 static size_t times_of(const struct job *job) {
     size_t most = 1;
     for (int j = 0; j < job->num_arrays; j++) {
@@ -155,7 +155,8 @@ static size_t times_of(const struct job *job) {
     return most;
 }
 
-/* A round is the kernel and then each limit loop, each over arrays written anew so that moments and sums stay tame. */
+/* A round runs the kernel and then each limit loop, each on freshly written arrays, so that moments and sums stay
+ * small. */
 static struct result time_row(const struct cairn__kernel_row *row, const struct job *job, void *const *x, size_t n,
                               int repeats) {
     static double times[1 + NUM_LIMITS][MAX_REPEATS];
@@ -170,7 +171,7 @@ static struct result time_row(const struct cairn__kernel_row *row, const struct 
         streams[count++] = (struct limit_stream){array->role, width, x[j]};
         result.nbytes += (double)(n * width) * (array->role == UPDATED ? 2 : 1);
     }
-    const size_t all = n * times_of(job); /* small arrays are passed over many times, for the clock's sake */
+    const size_t all = n * times_of(job); /* small arrays are processed many times per measurement */
     const int inner = all >= M ? 1 : (int)(4 * M / all);
     for (int t = -WARM_UPS; t < repeats; t++) {
         for (int j = 0; j < job->num_arrays; j++) {
@@ -260,7 +261,7 @@ static bool bench_line(const struct benching *how, const struct cairn__kernel_ro
     return ok;
 }
 
-/* Whether the row that is chosen here was timed, or not asked for. */
+/* Whether the row selected on this processor was timed, or was not requested. */
 static bool bench_row(const struct benching *how, const bool *failed, enum cairn__kernel_kind kind, int a, int b,
                       int variant, size_t n) {
     size_t count;

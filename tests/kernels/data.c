@@ -39,7 +39,7 @@ static const uint16_t half_edges[] = {0x0000, 0x8000, 0x0001, 0x83ff, 0x0400, 0x
                                       0x7e00, 0xfe01, 0x7c01, 0xfdff, 0x3c00, 0x007f, 0x0080, 0x7f7f, 0xff7f,
                                       0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81, 0xffbf, 0x3f80};
 
-/* Around what a half overflows from, by itself and as a sum of two. */
+/* Values near a half type's overflow, by themselves and as a sum of two. */
 static const uint32_t f32_great[] = {0x477fefff, 0xc77ff000, 0x477fffff, 0x7f7f7fff, 0xff7f8000, 0x7f7fffff};
 static const uint16_t f16_great[] = {0x7bff, 0xfbff, 0x77ff, 0x7800, 0x4c00}; /* 65504, 32752, 32768, 16 */
 static const uint16_t bf16_great[] = {0x7f7f, 0xff7f, 0x7b00,
@@ -97,9 +97,9 @@ static void fill_elements(void *x, cairn_dtype type, size_t n, enum flavour each
     }
 }
 
-/* Drawn once for each type and flavour, until draw_anew: to draw each array's own took most of kcheck's time. An array
- * is a piece of this from anywhere; a long one repeats it. A prime period, so that no block or vector sees the same as
- * another that a kernel might take for it. */
+/* Drawn once per type and flavour, until draw_anew, since drawing every array took most of kcheck's time. An array is a
+ * piece of this from a random position; a long array repeats it. The period is prime, so that different blocks or
+ * vectors never hold the same data. */
 enum { PERIOD = 65537 };
 
 static struct {
@@ -155,7 +155,7 @@ bool same_element(cairn_dtype type, const void *a, const void *b, size_t i, bool
     return !nan_bits && both_nan(type, a, b, i);
 }
 
-/* Arrays start at different misalignments, so that no kernel can live on their being misaligned alike. */
+/* Arrays have different misalignments, so that no kernel can rely on equal ones. */
 struct arrays make_arrays(const struct job *job, size_t n, int offset) {
     struct arrays a = {.count = job->num_arrays};
     for (int j = 0; j < a.count; j++) {

@@ -50,7 +50,7 @@ struct run {
     uint64_t seed;
 };
 
-/* An opt-in row that takes subnormals for zeros is compared on what it takes them for. */
+/* Replaces subnormals by zeros, for the reference of an opt-in row that treats them as zeros. */
 static void flush_subnormals(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint32_t u;
@@ -158,8 +158,8 @@ static bool alignment_does_not_matter(const struct cairn__kernel_row *row, const
     return true;
 }
 
-/* Conversions, finite checks and what is said of halves are the same in a program that flushes subnormals; arithmetic
- * is not. */
+/* Conversions, finite checks and half-type statistics do not change in a program that flushes subnormals; arithmetic
+ * does. */
 static bool flushing_does_not_matter(const struct cairn__kernel_row *row, uint64_t seed) {
     if (row->kind != CAIRN__K_CAST && row->kind != CAIRN__K_ROUND && row->kind != CAIRN__K_CHECK &&
         row->kind != CAIRN__K_CENSUS && row->kind != CAIRN__K_COUNT_EXPONENTS &&
@@ -184,7 +184,7 @@ static bool run_streamed_reduction(struct run r, int variant, uint64_t seed) {
     return run_once(&r);
 }
 
-/* Maps are many, and a compiler made them all in one way: fewer sizes, of the wildest data. */
+/* There are many maps, generated from one template: fewer sizes, with the wildest data. */
 static bool check_map(struct run r, const struct checking *how) {
     r.flavour = WILD;
     for (r.n = 0; r.n <= 35; r.n++) {
@@ -266,7 +266,7 @@ int main(int argc, char **argv) {
     struct checking how = {.seed = 20190717};
     struct benching bench_how = {.repeats = 9};
 #ifdef __GLIBC__
-    /* Arrays are made and ended by the ten thousands: their pages stay. */
+    /* Keeps freed pages, since tens of thousands of arrays are allocated and freed. */
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
 #endif

@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "nn/tensor.h"
 
-/* An input, and where its elements stand in its leaf: offset + sum of index * stride. */
+/* An input, and the position of its elements in its leaf: offset + sum of index * stride. */
 struct placed {
     cairn_tensor *leaf;
     int64_t offset, stride[CASE_DIMS];
@@ -59,8 +59,8 @@ static int64_t at(const struct placed *p, const struct case_array *a, size_t i) 
     return place;
 }
 
-/* The leaf's dimensions are the input's, in reverse, and its last one is 2 + twice as long: the input is every second
- * element of it from 1 on, transposed. What is not shown is NaN (-1), and must not be looked at. */
+/* The leaf has the input's dimensions in reverse order, the last one 2 + twice as long: the input is every second
+ * element from index 1 on, transposed. The other elements are NaN (-1) and must not be read. */
 static void place_strided(cairn_env *env, const struct case_array *a, struct placed *p) {
     int64_t shape[CASE_DIMS], stride = 1;
     const int last = a->ndim - 1;
@@ -134,7 +134,7 @@ static bool walk_back(cairn_env *env, cairn_tensor *y, struct case_result *out, 
     return st == CAIRN_OK || say(why, "backward");
 }
 
-/* The gradient of what is shown; what is not shown must have none. */
+/* The gradient of the visible elements; the others must have none. */
 static bool read_gradient(const struct placed *p, const struct case_array *input, struct case_array *grad,
                           char why[CASE_WHY]) {
     const size_t n = cairn_tensor_numel(p->leaf);
@@ -157,7 +157,7 @@ static bool run(cairn_env *env, const struct op_case *c, const struct case_array
                 struct placed *placed, struct case_result *out, char why[CASE_WHY]) {
     cairn_tensor *in[CASE_INPUTS] = {NULL};
     if (!place_inputs(env, c, inputs, how, placed, in, why)) return false;
-    env->next_stream = 1000; /* every run has the same random numbers */
+    env->next_stream = 1000; /* the same random numbers in every run */
     cairn_tensor *y = c->build(in);
     if (!y) return say(why, "forward");
     if (!read_result(y, &out->y, why)) return false;
@@ -188,7 +188,7 @@ void case_result_free(struct case_result *result) {
 
 /* ---- differences ---- */
 
-/* Sum of w * (y(x + h) - y(x - h)): differences first, so that what does not move cancels. */
+/* Sum of w * (y(x + h) - y(x - h)): subtracts first, so that unchanged elements cancel exactly. */
 static bool moved_loss(cairn_env *env, const struct op_case *c, cairn_tensor **in, cairn_tensor *leaf, double *x,
                        size_t element, size_t n, double step, double *y, size_t outputs, char why[CASE_WHY]) {
     const double kept = x[element];

@@ -14,7 +14,7 @@
 #include "core/dtype.h"
 #include "core/hash.h"
 
-/* Of the inputs in f32, over the bits of doubles. */
+/* Hash of the f32 inputs, over their bits as doubles. */
 static uint64_t hash_of(const struct op_case *c) {
     uint64_t hash = CAIRN__HASH_START;
     struct case_array inputs[CASE_INPUTS];
@@ -113,7 +113,7 @@ static bool meets_array(const struct op_case *c, const struct case_result *r, co
     return true;
 }
 
-/* A line of stored arrays against the result of its type, which is computed when the first line of that type comes. */
+/* Compares a stored array with the result of its type, which is computed at the first line of that type. */
 struct stored {
     cairn_dtype type;
     struct case_result result;

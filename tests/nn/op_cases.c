@@ -39,7 +39,7 @@ void *case_room(size_t n, size_t nbytes) {
 
 /* ---- values ---- */
 
-/* A stream of random words of its own for each input. */
+/* A separate stream of random words for each input. */
 struct words {
     uint64_t key;
     uint64_t next;

@@ -19,14 +19,14 @@ enum { MOST = 8, COLLECTIVE = -1 };
 struct message {
     struct message *next;
     int from, to;
-    int64_t order; /* of the transfer among collective ones; of the message among those from and to these ranks */
+    int64_t order; /* number of the collective transfer, or of the message between these two ranks */
     bool collective, taken, owned;
-    unsigned delay; /* receivers' looks until it is there */
+    unsigned delay; /* number of receiver polls until it arrives */
     const void *data;
     size_t nbytes;
 };
 
-/* One group: found by its name while any rank has it. */
+/* One group, found by its name while any rank has it open. */
 struct hub {
     struct hub *next;
     char name[320];
@@ -38,16 +38,16 @@ struct hub {
 
 struct cairn__engine {
     struct hub *hub;
-    struct cairn__moving *moving; /* under way */
+    struct cairn__moving *moving; /* in flight */
     int rank;
     int starts;
     unsigned random;
     int64_t collectives, sent[MOST], received[MOST];
 };
 
-/* A message that this rank waits for, or that waits to be taken. */
+/* A message that this rank waits for, or that waits to be received. */
 struct leg {
-    struct message *message; /* sent; NULL: to be received */
+    struct message *message; /* a sent message; NULL = to be received */
     int from;
     int64_t order;
     bool collective, done;
@@ -126,7 +126,7 @@ static void remove_message(struct hub *h, struct message *m) {
     free(m);
 }
 
-/* Nothing is read from this rank's arrays any more. */
+/* From here on nothing is read from this rank's arrays. */
 static void withdraw(struct cairn__engine *e) {
     for (struct message *m = e->hub->messages, *next; m; m = next) {
         next = m->next;
@@ -201,7 +201,7 @@ static void receive_from(struct cairn__engine *e, struct cairn__moving *moving, 
                                                  .nbytes = nbytes};
 }
 
-/* What goes out to rank r and comes in from it. */
+/* The data sent to rank r and received from it. */
 static void start_with(struct cairn__engine *e, const struct cairn__transfer *t, struct cairn__moving *moving, int r) {
     char *dst = t->dst;
     const char *src = t->src;
