@@ -6,17 +6,17 @@
 #include "parallel/plan.h"
 #include "../common/say.h"
 
-/* Messages of a rank one way. */
+/* A rank's messages in one direction. */
 struct way {
-    double *received; /* [as many as are sent] when; NAN = not yet */
+    double *received; /* [number of messages] time of receipt; NAN = not yet */
     int sent, taken;
-    double free; /* when the bytes before have left */
+    double free; /* when the previous message has left */
 };
 
 struct rank {
     struct cairn__action *actions;
     int next;
-    bool sends; /* the action at next has computed until `time`, and its result waits to leave */
+    bool sends; /* the action at next has finished computing at `time`, and its result waits to be sent */
     double time;
     struct way ahead, back;
 };
@@ -26,7 +26,7 @@ struct sim {
     struct flow *flow;
     struct rank *ranks;
     int slots, stages;
-    double *inputs, *grads; /* [stages][micro_batches] when they have arrived; NAN = not yet */
+    double *inputs, *grads; /* [stages][micro_batches] time of arrival; NAN = not yet */
 };
 
 static double rows_of(const struct sim *s, int m) {
@@ -38,7 +38,7 @@ static int stage_of(const struct sim *s, int rank, const struct cairn__action *a
     return a->chunk * s->flow->ranks + rank;
 }
 
-/* When what the action needs is there; NAN = that is not known yet. */
+/* When the action's input is available; NAN = not known yet. */
 static double ready(const struct sim *s, int stage, const struct cairn__action *a) {
     const size_t at = (size_t)stage * (size_t)s->flow->micro_batches + (size_t)a->micro_batch;
     if (a->is_backward) return stage == s->stages - 1 ? 0 : s->grads[at];
@@ -49,7 +49,7 @@ static int neighbour(const struct sim *s, int rank, int by) {
     return (rank + by + s->flow->ranks) % s->flow->ranks;
 }
 
-/* False: what it needs is not there yet. */
+/* Returns false if the input is not available yet. */
 static bool compute(struct sim *s, int r) {
     struct rank *rank = &s->ranks[r];
     const struct cairn__action *a = &rank->actions[rank->next];
@@ -75,7 +75,7 @@ static bool compute(struct sim *s, int r) {
     return true;
 }
 
-/* False: the slot is not free yet. */
+/* Returns false if the slot is not free yet. */
 static bool dispatch(struct sim *s, int r) {
     struct rank *rank = &s->ranks[r];
     const struct cairn__action *a = &rank->actions[rank->next];
@@ -201,7 +201,7 @@ size_t flow_search(const struct pipe *pipe, struct flow **list) {
     return count;
 }
 
-/* Which hold the whole batch are alike. */
+/* Rows in flight; equal for all that hold the whole batch. */
 static int64_t rows_in_flight(const struct flow *f) {
     return f->in_flight < f->micro_batches ? f->in_flight * f->split : INT64_MAX;
 }

@@ -31,13 +31,13 @@ static int levels(int p) {
     return m;
 }
 
-/* How often a message's latency is paid. */
+/* The number of message latencies. */
 static double latencies(enum algorithm a, int p, double overlap_cost) {
     if (a == TREE || a == HALVING_DOUBLING) return 2.0 * levels(p);
     return 2 * (1 + (p - 2) * (a == ALL_TO_ALL ? overlap_cost : 1));
 }
 
-/* How often each byte passes a rank's link. */
+/* How many times each byte passes a rank's link. */
 static double passes(enum algorithm a, int p) {
     const double q = a == HALVING_DOUBLING ? 1 << levels(p) : p;
     return a == TREE ? 2.0 * levels(p) : 2 * (q - 1) / q;
@@ -45,7 +45,7 @@ static double passes(enum algorithm a, int p) {
 
 /* ---- times ---- */
 
-/* The table's time, for its own number of ranks. */
+/* The table's time for its number of ranks. */
 static double table_ns(const struct link *l, double nbytes) {
     const struct point *first = l->points, *last = l->points + l->count - 1;
     if (nbytes <= first->nbytes) return first->ns;
@@ -92,8 +92,8 @@ double network_share(const struct network *net, double nbytes, size_t width, int
 /* ---- presets ---- */
 
 /* Rates are 80 % of what a link's lanes carry each way, where nothing else is said; alpha is the order of magnitude of
- * a short message between two processes, a launched kernel where GPUs reduce. Assumptions to begin with: whoever has
- * the machine measures it (cairn-bench allreduce --json, nccl-tests).
+ * a short message between two processes, a launched kernel where GPUs reduce. These are initial assumptions; measure on
+ * the actual machine if possible (cairn-bench allreduce --json, nccl-tests).
  *
  *   shm          two ranks of one machine, docs/benchmarks.md ("Collectives"): 64 MiB of f32 in 3.6 ms
  *   pcie4, 5     16 lanes of 16 and 32 GT/s, 128b/130b: 31.5 and 63 GB/s (PCI-SIG)
@@ -152,7 +152,7 @@ static int by_bytes(const void *a, const void *b) {
     return (x->nbytes > y->nbytes) - (x->nbytes < y->nbytes);
 }
 
-/* A block of neighbours is `width` points that share their mean. */
+/* Averages falling points: a block of `width` neighbours shares its mean. */
 static void make_rising(struct point *points, size_t count) {
     size_t *width = must(calloc(count, sizeof(*width))), blocks = 0;
     double *mean = must(calloc(count, sizeof(*mean)));
@@ -253,7 +253,7 @@ static bool read_bench_row(const char *file, size_t i, json_t *row, struct link 
     return true;
 }
 
-/* Cairn's backends shm and mpi have no thread: the thread that runs backward moves and adds bytes. */
+/* Cairn's backends shm and mpi have no thread of their own: the thread that runs backward moves and adds bytes. */
 static bool read_bench(struct node top, struct link *l) {
     const char *collective = NULL, *backend = NULL;
     json_t *rows = NULL;

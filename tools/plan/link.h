@@ -1,4 +1,4 @@
-/* What an all-reduce takes: a link, an algorithm, a number of ranks.
+/* The time of an all-reduce: a link, an algorithm, a number of ranks.
  *
  * The time of an all-reduce of n bytes over p ranks has a part that every message pays and a part that the bytes pay,
  *
@@ -69,7 +69,7 @@ struct network {
 bool link_read(const char *name, struct link *out);
 void link_free(struct link *l);
 
-/* ns of an all-reduce of nbytes; 0 for one rank. Never falls with nbytes or p. */
+/* Time in ns of an all-reduce of nbytes; 0 for one rank. Never decreases with nbytes or p. */
 double link_allreduce_ns(const struct link *l, enum algorithm a, double nbytes, int p);
 
 /* The same over nodes, of elements of width bytes: a reduce-scatter within each, an all-reduce between them over one
@@ -77,7 +77,7 @@ double link_allreduce_ns(const struct link *l, enum algorithm a, double nbytes, 
  * as many bytes again. */
 double network_allreduce_ns(const struct network *net, double nbytes, size_t width, int p);
 
-/* The processor's share, by the part of the time that each link has. */
+/* The processor's share, weighted by each link's part of the time. */
 double network_share(const struct network *net, double nbytes, size_t width, int p);
 
 /* "ring" ...; 0 = unknown. */

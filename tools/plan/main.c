@@ -60,7 +60,7 @@ static void make_steps(const struct options *o, struct plan *plan) {
     plan->best = plan->count;
 }
 
-/* A pipe or a disk may be full. */
+/* Whether all output was written: a pipe may be closed or a disk full. */
 static bool told(void) {
     return fflush(stdout) == 0 || refuse("the result cannot be written to standard output");
 }

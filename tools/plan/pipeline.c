@@ -15,12 +15,12 @@ enum { EXIT_USAGE = 2, SHOWN = 24 };
 
 struct forecast {
     struct pipe pipe;
-    struct flow whole;  /* in one piece */
+    struct flow whole;  /* the whole batch as one micro-batch */
     struct flow *list;  /* [count] */
-    size_t count, best; /* best: count = nothing is suggested */
+    size_t count, best; /* best = count: no suggestion */
 };
 
-/* ---- what is given ---- */
+/* ---- input ---- */
 
 static bool make_stages(const struct pipeline_options *o, struct stages *s) {
     if (o->file) return stages_read(o->file, s);
@@ -60,7 +60,7 @@ static bool make_pipe(struct pipeline_options *o, const struct stages *s, const 
     return check_splits(o, out->rows);
 }
 
-/* Whether the trace is of the step that is drawn. */
+/* Reads a trace and checks that it belongs to the drawn step. */
 static bool read_trace(const char *file, const struct flow *f, struct trace *trace) {
     if (!file) return true;
     if (!trace_read(file, trace)) return false;
@@ -96,7 +96,7 @@ static void print_head(const struct forecast *f) {
     putchar('\n');
 }
 
-/* All of a few; of many the powers of two, three times those, and what is beside the best. */
+/* Shows all rows if they are few; of many only powers of two, three times those, and the neighbours of the best. */
 static bool is_shown(const struct forecast *f, size_t i) {
     const int m = f->list[i].micro_batches;
     int odd = m;
@@ -163,7 +163,7 @@ static void report_for_programs(const struct forecast *f) {
     json_decref(all);
 }
 
-/* ---- all of it ---- */
+/* ---- the command ---- */
 
 static void predict(const struct pipeline_options *o, struct forecast *f) {
     flow_run(&f->pipe, f->pipe.rows, &f->whole);

@@ -1,8 +1,8 @@
-/* cairn-plan pipeline: how long a step of a pipeline takes, and how its batch is best cut. */
+/* cairn-plan pipeline: predicts the time of a pipeline's step and the best number of micro-batches. */
 #ifndef PLAN_PIPELINE_H
 #define PLAN_PIPELINE_H
 
-/* Of the words behind "pipeline", of which argv[0] is not looked at; returns main's exit code. */
+/* Runs the command with the arguments after "pipeline"; argv[0] is ignored. Returns main's exit code. */
 int pipeline_main(int argc, char **argv);
 
 #endif

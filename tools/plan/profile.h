@@ -1,4 +1,4 @@
-/* What was measured of a model: a profile, which is a JSON file.
+/* A model's measured times: a profile, which is a JSON file.
  *
  *     {
  *       "format": "cairn-profile", "version": 1,
@@ -10,9 +10,9 @@
  *       ]
  *     }
  *
- * parameters are in the order of registration. ready_ns counts from the begin of backward and leaves out what
- * communication takes of the processor, as all times do; absent or null: no gradient comes, and zeros are sent when
- * backward has ended. wire is the type that travels, absent: dtype. Further fields are not looked at. */
+ * parameters are in the order of registration. ready_ns counts from the start of backward and, as all times, excludes
+ * processor time of communication; absent or null: the parameter gets no gradient, and zeros are sent at the end of
+ * backward. wire is the type on the wire; absent: dtype. Other fields are ignored. */
 #ifndef PLAN_PROFILE_H
 #define PLAN_PROFILE_H
 
@@ -38,7 +38,7 @@ struct profile {
 bool profile_read(const char *file, struct profile *out);
 void profile_free(struct profile *p);
 
-/* Bytes that travel once a step, without padding. */
+/* Bytes that are reduced per step, without padding. */
 double profile_nbytes(const struct profile *p);
 
 /* "f32", "f16", "bf16" ...; 0 = there is no such type. */

@@ -15,7 +15,8 @@ struct arrival {
     size_t index;
 };
 
-/* Gradients that are ready at one time come as the reducer plans without an order: from the last to the first. */
+/* Gradients that are ready at the same time are ordered as in the reducer's initial plan: from the last to the
+ * first. */
 static int by_arrival(const void *a, const void *b) {
     const struct arrival *x = a, *y = b;
     if (x->ns != y->ns) return x->ns < y->ns ? -1 : 1;
@@ -56,26 +57,26 @@ static void describe(const struct profile *profile, const struct cairn__ddp_buck
 
 /* ---- time ---- */
 
-/* Where backward is: at `done` of its own work, at time `now`. */
+/* Backward's progress: `done` of its own work at time `now`. */
 struct clock {
     double now, done;
 };
 
-/* Backward alone goes on until it has done `until`. */
+/* Runs backward, without communication, until it has done `until`. */
 static void compute(struct clock *c, double until) {
     if (until <= c->done) return;
     c->now += until - c->done;
     c->done = until;
 }
 
-/* A bucket is under way for T ns, while backward, which has so much work in all, goes on as far as it may. */
+/* A bucket is in flight for T ns; meanwhile backward, with `work` in total, continues at its reduced rate. */
 static void communicate(struct clock *c, struct span *span, double T, double work, double *backward_end) {
     const double left = work - c->done, rate = 1 - span->share;
     span->begin = c->now;
     span->end = c->now + T;
     if (left <= 0) {
         span->exposed = T;
-    } else if (left < rate * T) { /* backward ends while the bucket is under way */
+    } else if (left < rate * T) { /* backward ends while the bucket is in flight */
         *backward_end = c->now + left / rate;
         c->done = work;
         span->exposed = T - left;

@@ -8,7 +8,7 @@
 #include "../common/fields.h"
 #include "../common/say.h"
 
-/* Least squares with weights 1 / ns^2. Where the line would have a part below 0, that part is 0. */
+/* Least squares with weights 1 / ns^2. A negative coefficient is replaced by 0. */
 struct cost cost_through(const double *rows, const double *ns, size_t n, double *worst) {
     double w = 0, x = 0, xx = 0, y = 0, xy = 0;
     for (size_t i = 0; i < n; i++) {

@@ -1,4 +1,4 @@
-/* What a pipeline's stages cost: a stages file, which is JSON, or the options --stages, --forward and --backward.
+/* The costs of a pipeline's stages: a stages file, which is JSON, or the options --stages, --forward and --backward.
  *
  *     {
  *       "format": "cairn-stages", "version": 1,
@@ -11,14 +11,14 @@
  *       ]
  *     }
  *
- * Times are those of a micro-batch of so many rows on the stage alone, two sizes at least; backward adds to gradients
- * that are there. Through the points goes a line,
+ * Times are those of a micro-batch of `rows` rows on the stage by itself, for at least two sizes; backward accumulates.
+ * A line is fitted to the points,
  *
  *     cost(rows) = fixed + row * rows,      fixed >= 0, row >= 0,
  *
- * with the least sum of squared relative errors. fixed is what a micro-batch costs however few rows it has: starting
- * its operations, and writing and adding the gradients of all weights. output_bytes: of a row, what goes to the next
- * stage; held_bytes: of a row, what backward needs of the forward. Both 0 where they are missing. */
+ * with the least sum of squared relative errors. fixed is the cost of a micro-batch independent of its rows: starting
+ * operations, and writing and accumulating the gradients of all weights. output_bytes: bytes per row sent to the next
+ * stage; held_bytes: bytes per row that backward needs from forward. Missing ones are 0. */
 #ifndef PLAN_STAGES_H
 #define PLAN_STAGES_H
 
@@ -41,14 +41,14 @@ struct stages {
     struct stage *list; /* [count] */
     size_t count;
     double rows;  /* of the batch; 0 = the file does not say */
-    double worst; /* relative error of a measured point's line, at most */
+    double worst; /* largest relative error of a measured point against the line */
 };
 
 /* False after a message. */
 bool stages_read(const char *file, struct stages *out);
 void stages_free(struct stages *s);
 
-/* The line through n points, as above; what it misses goes to *worst where that is less. */
+/* Fits the line to n points, as above; raises *worst to the largest relative error. */
 struct cost cost_through(const double *rows, const double *ns, size_t n, double *worst);
 
 static inline double cost_ns(struct cost c, double rows) {

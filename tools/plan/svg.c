@@ -1,5 +1,5 @@
-/* Three rows over one time axis: what the processor does, which bucket is under way, and which part of it makes the
- * step longer. */
+/* Three rows over one time axis: the processor's work, the bucket in flight, and the part of it that lengthens the
+ * step. */
 #include "svg.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static const char FORWARD[] = "#4e79a7", BACKWARD[] = "#59a14f", OPTIMIZER[] = "
 
 struct picture {
     FILE *out;
-    double end_ns; /* right end of the axis; a ns at least, since ticks of 0 would never come to it */
+    double end_ns; /* right end of the axis; at least 1 ns, since ticks of distance 0 would loop forever */
 };
 
 static double x_of(const struct picture *p, double ns) {
@@ -73,7 +73,7 @@ static void write_processor(const struct picture *p, const struct step *s) {
     write_part(p, s->settled, s->end, OPTIMIZER, "optimizer");
 }
 
-/* The part of a bucket's time that makes the step longer: its end. */
+/* The part of a bucket's time that lengthens the step: its end. */
 static void write_bucket(const struct picture *p, const struct span *b, size_t index) {
     char time[TEXT_NBYTES], nbytes[TEXT_NBYTES], name[64], sentence[160];
     snprintf(name, sizeof(name), "%zu", index);

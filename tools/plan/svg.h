@@ -1,4 +1,4 @@
-/* Where a step's time goes, as a picture. */
+/* Draws the timeline of a step. */
 #ifndef PLAN_SVG_H
 #define PLAN_SVG_H
 

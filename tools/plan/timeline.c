@@ -91,7 +91,7 @@ static void write_row(const struct picture *p, int rank, bool measured) {
     for (int i = 0; i < p->flow->turns; i++) write_turn(p, rank, &p->flow->list[rank * p->flow->turns + i], false);
 }
 
-/* In ms, whatever the step takes: pictures of several steps can be compared. */
+/* Always in ms, so that pictures of different steps can be compared. */
 static void write_axis(const struct picture *p) {
     const double distance = draw_tick_distance(p->end, TICKS);
     for (int i = 0; i * distance <= p->end; i++) {

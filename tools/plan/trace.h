@@ -5,7 +5,8 @@
  *       "ranks": [[{"turn": "forward", "micro_batch": 0, "begin_ns": 0, "end_ns": 48100000}, ...], ...]
  *     }
  *
- * Times count from the begin of the step and leave out what a turn waits for. "stage" of a turn: absent, the rank. */
+ * Times count from the start of the step and exclude a turn's waits. A turn's "stage" is optional and defaults to the
+ * rank. */
 #ifndef PLAN_TRACE_H
 #define PLAN_TRACE_H
 
