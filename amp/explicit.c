@@ -1,4 +1,4 @@
-/* The explicit way of a scaler, as torch's GradScaler: scale, backward, unscale, step, update.
+/* Explicit scaling, as with torch's GradScaler: scale, backward, unscale, step, update.
  *
  * A gradient keeps the scale of its own backward, and every reader multiplies by its inverse. This file checks the
  * order of the calls and passes an overflow on: by a guard to the optimizer whose gradient it is, and to the scaler,

@@ -44,7 +44,7 @@ void cairn__guard_check_all(struct cairn__amp_guard *g, uint32_t *const *raises,
     (void)cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), raises, num_raises);
 }
 
-/* Fails within a scaled loss, and with a scaler of the explicit way, which cairn_step does not update. */
+/* Fails within a scaled loss, and with a scaler of explicit scaling, which cairn_step does not update. */
 static cairn_status prepare(const struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__optimizer_prepare(g->optimizer));

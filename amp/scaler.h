@@ -54,7 +54,7 @@ struct amp_scaler {
     size_t capacity, recorded;
 
     struct cairn__users
-        *users; /* of the explicit way (explicit.c): optimizers, how far they are since the last update */
+        *users; /* of explicit scaling (explicit.c): optimizers, how far they are since the last update */
 };
 
 /* ---- values (scaler_values.c) ---- */
@@ -107,7 +107,7 @@ cairn_status cairn__scaler_state_take(const struct amp_scaler_state *state, cons
 cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_state *fresh,
                                   const struct amp_scaler_options *options, amp_scaler **out);
 
-/* Ends any scaler, a context's too, with the guards that the explicit way has made. Gradients at its cells are
+/* Ends any scaler, a context's too, with the guards that explicit scaling has made. Gradients at its cells are
  * accumulated first. (explicit.c) */
 void cairn__scaler_end(amp_scaler **scaler);
 

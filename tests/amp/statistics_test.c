@@ -183,7 +183,7 @@ static void a_rule_that_only_counts_overflows_needs_no_extra_pass(void **state) 
     end_own(&t);
 }
 
-/* ---- the explicit way ---- */
+/* ---- explicit scaling ---- */
 
 struct pair {
     cairn_module *net;

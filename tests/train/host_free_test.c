@@ -315,7 +315,7 @@ static void replays_accumulate_clip_and_scale_by_every_rule(void **state) {
     }
 }
 
-/* The explicit way, all of it. */
+/* Explicit scaling, all of its calls. */
 static cairn_status explicit_step(void *user) {
     struct trainer *t = user;
     amp_scaler *scaler = amp_scaler_of(t->amp, 0);
