@@ -86,15 +86,11 @@ static char *at(const struct heads *x, int64_t head, int64_t row) {
 
 /* ---- scratch ---- */
 
-/* Scores and the like of one row. */
-static int64_t row_nbytes(const struct work *w) {
-    const int64_t r = (int64_t)w->r_nbytes, own = w->type == w->r ? 0 : (int64_t)w->nbytes;
-    if (!w->backward) return w->stride * (r + own);
-    return w->stride * (r + (int64_t)w->nbytes + (w->slopes ? r + own : 0));
-}
-
 static void divide(struct work *w) {
-    const int64_t fit = most(MAX_SCRATCH / row_nbytes(w), 1);
+    /* Scores and the like of one row. */
+    const int64_t r = (int64_t)w->r_nbytes, own = w->type == w->r ? 0 : (int64_t)w->nbytes;
+    const int64_t element = w->backward ? r + (int64_t)w->nbytes + (w->slopes ? r + own : 0) : r + own;
+    const int64_t fit = most(MAX_SCRATCH / (w->stride * element), 1);
     if (fit < w->t) {
         const int64_t whole = fit < ROWS ? fit : fit / ROWS * ROWS;
         w->block_heads = 1;

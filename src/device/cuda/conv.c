@@ -99,15 +99,12 @@ static bool is_pointwise(const struct cairn__columns *g) {
            g->padding[0] == 0 && g->padding[1] == 0;
 }
 
-/* A gradient of weights for each image, written and read, against copies of dst, and of src where it is in place. */
-static bool copies_cost_less(const struct job *j) {
-    const int64_t weights = j->k * j->taps * nbytes_of(j->wide), in_place = is_pointwise(&j->shape) ? j->taps : 0;
-    return weights > (j->k + in_place) * j->pixels * nbytes_of(j->type);
-}
-
 static void choose(struct job *j, enum cairn__conv_part written) {
     const bool packed = j->pixels * nbytes_of(j->type) % PACK_NBYTES == 0;
-    j->together = j->groups > 1 || !packed || (written == CAIRN__CONV_WEIGHTS && copies_cost_less(j));
+    /* A gradient of weights for each image, written and read, against copies of dst, and of src where in place. */
+    const int64_t weights = j->k * j->taps * nbytes_of(j->wide), in_place = is_pointwise(&j->shape) ? j->taps : 0;
+    const bool copies_cost_less = weights > (j->k + in_place) * j->pixels * nbytes_of(j->type);
+    j->together = j->groups > 1 || !packed || (written == CAIRN__CONV_WEIGHTS && copies_cost_less);
     j->with_columns = j->together || !is_pointwise(&j->shape);
     /* in bytes of R, whatever the types are */
     const int64_t columns = j->with_columns ? j->taps * j->groups : 0;
@@ -164,10 +161,6 @@ static struct cairn__columns columns_of(const struct job *j, const struct chunk 
     g.row_step = c->row;
     g.image_step = j->together ? j->pixels : c->columns_step;
     return g;
-}
-
-static struct cairn__planes planes_of(const struct job *j, const struct chunk *c) {
-    return (struct cairn__planes){c->images, j->k, j->pixels, c->row, j->together ? j->pixels : c->dst_step};
 }
 
 static void queued(const struct job *j, int error) {
@@ -235,7 +228,7 @@ static bool multiply(const struct job *j, const struct chunk *c, struct cairn__b
 /* ---- the three products, of a chunk ---- */
 
 static void write_dst(const struct job *j, struct chunk *c, void *result, const void *bias) {
-    const struct cairn__planes planes = planes_of(j, c);
+    const struct cairn__planes planes = {c->images, j->k, j->pixels, c->row, j->together ? j->pixels : c->dst_step};
     const cairn_dtype t = bias ? j->wide : j->type; /* before the bias */
     void *y = dst_at(j, result, c->first);
     const void *columns = read_columns(j, c);
@@ -258,13 +251,6 @@ static void write_dst(const struct job *j, struct chunk *c, void *result, const 
                                    .step_c = c->dst_step};
     if (!multiply(j, c, b) || (in_place && !bias)) return;
     queued(j, cairn__launch_planes(cairn__cuda_enter(j->d)->stream, j->type, y, t, to, bias, &planes));
-}
-
-/* Where the columns are src itself, as planes. */
-static void finish_src(const struct job *j, const struct chunk *c, void *src, cairn_dtype from, const void *bias) {
-    const struct cairn__planes planes = {c->images, j->shape.c, j->pixels, j->pixels, src_image(j)};
-    const void *x = from == j->type ? src : c->columns;
-    queued(j, cairn__launch_planes(cairn__cuda_enter(j->d)->stream, j->type, src, from, x, bias, &planes));
 }
 
 static void write_src(const struct job *j, struct chunk *c, void *result, const void *bias) {
@@ -290,11 +276,13 @@ static void write_src(const struct job *j, struct chunk *c, void *result, const 
                                    .step_b = c->dst_step,
                                    .step_c = c->columns_step};
     if (!multiply(j, c, b)) return;
+    struct CUstream_st *stream = cairn__cuda_enter(j->d)->stream;
     if (j->with_columns) {
-        struct CUstream_st *stream = cairn__cuda_enter(j->d)->stream;
         queued(j, cairn__launch_fold_columns(stream, j->type, src, c->columns, bias, &g));
-    } else if (bias) {
-        finish_src(j, c, src, t, bias);
+    } else if (bias) { /* the columns are src itself, as planes */
+        const struct cairn__planes planes = {c->images, j->shape.c, j->pixels, j->pixels, src_image(j)};
+        const void *from = in_place ? src : c->columns;
+        queued(j, cairn__launch_planes(stream, j->type, src, t, from, bias, &planes));
     }
 }
 

@@ -41,21 +41,17 @@ struct cairn__conv_plan {
 
 /* ---- errors ---- */
 
-/* Where cuDNN lacks something im2col does without: arguments that it takes, memory of its own, the libraries of its
- * engines, which it opens when it first wants them. */
-static cairn_status status_of(cudnnStatus_t error) {
-    const int category = (int)CUDNN_STATUS_CATEGORY((int)error);
-    return category == CUDNN_STATUS_EXECUTION_FAILED ? CAIRN_EDEVICE : CAIRN_ENOTSUP;
-}
-
 static cairn_status failed(const char *doing, cudnnStatus_t error) {
     char detail[300] = "";
     cudnnGetLastErrorString(detail, sizeof(detail));
     for (char *at = detail; *at; at++) {
         if (*at == '\n') *at = ' ';
     }
-    return cairn__fail(status_of(error), "%s: cuDNN says %s%s%s", doing, cudnnGetErrorString(error),
-                       detail[0] ? ": " : "", detail);
+    /* Where cuDNN lacks something im2col does without: arguments that it takes, memory of its own, the libraries of its
+     * engines, which it opens when it first wants them. */
+    const bool has_failed = (int)CUDNN_STATUS_CATEGORY((int)error) == CUDNN_STATUS_EXECUTION_FAILED;
+    return cairn__fail(has_failed ? CAIRN_EDEVICE : CAIRN_ENOTSUP, "%s: cuDNN says %s%s%s", doing,
+                       cudnnGetErrorString(error), detail[0] ? ": " : "", detail);
 }
 
 #define TRY_CUDNN(doing, call)                                          \
@@ -105,14 +101,6 @@ out:
 
 /* ---- plans ---- */
 
-static cudnnDataType_t type_of(const struct cairn__conv_key *k) {
-    return k->type == CAIRN_F16 ? CUDNN_DATA_HALF : k->type == CAIRN_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
-}
-
-static cudnnMathType_t math_of(const struct cairn__conv_key *k) {
-    return k->type != CAIRN_F32 ? CUDNN_TENSOR_OP_MATH : k->tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
-}
-
 /* Its sizes are ints, and so are its kernels' offsets. */
 static bool is_small(const struct cairn__conv_key *k) {
     const double arrays[] = {(double)k->n * (double)k->c * (double)k->h * (double)k->w,
@@ -145,7 +133,12 @@ static cudnnStatus_t make_tensor(cudnnTensorDescriptor_t *out, cudnnDataType_t t
 
 static cairn_status describe(struct cairn__conv_plan *p, const struct cairn__conv_key *k) {
     static const char doing[] = "describing a convolution";
-    const cudnnDataType_t type = type_of(k);
+    const cudnnDataType_t type = k->type == CAIRN_F16    ? CUDNN_DATA_HALF
+                                 : k->type == CAIRN_BF16 ? CUDNN_DATA_BFLOAT16
+                                                         : CUDNN_DATA_FLOAT;
+    const cudnnMathType_t math = k->type != CAIRN_F32 ? CUDNN_TENSOR_OP_MATH
+                                 : k->tf32            ? CUDNN_DEFAULT_MATH
+                                                      : CUDNN_FMA_MATH;
     cairn_status st = CAIRN_OK;
     TRY_CUDNN(doing, make_tensor(&p->src, type, k->n, k->c, k->h, k->w));
     TRY_CUDNN(doing, make_tensor(&p->dst, type, k->n, k->k, k->p, k->q));
@@ -158,7 +151,7 @@ static cairn_status describe(struct cairn__conv_plan *p, const struct cairn__con
                                                      (int)k->stride[1], (int)k->dilation[0], (int)k->dilation[1],
                                                      CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
     TRY_CUDNN(doing, cudnnSetConvolutionGroupCount(p->conv, (int)k->groups));
-    TRY_CUDNN(doing, cudnnSetConvolutionMathType(p->conv, math_of(k)));
+    TRY_CUDNN(doing, cudnnSetConvolutionMathType(p->conv, math));
 out:
     return st;
 }

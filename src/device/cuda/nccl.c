@@ -132,23 +132,11 @@ out:
 
 /* ---- life ---- */
 
-static cairn_status make_stream(struct cairn__comm *c) {
-    int least = 0, greatest = 0;
-    cairn_status st = CAIRN_OK;
-    TRY(cuda("reading stream priorities", cudaDeviceGetStreamPriorityRange(&least, &greatest)));
-    TRY(cuda("making a stream", cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest)));
-    TRY(cuda("making an event", cudaEventCreateWithFlags(&c->ahead, cudaEventDisableTiming)));
-    for (int i = 0; i < CAIRN__COMM_MARKS; i++) {
-        TRY(cuda("making an event", cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming)));
-    }
-out:
-    return st;
-}
-
 static cairn_status comm_init(struct cairn_device *d, const struct cairn__comm_id *given, int rank, int size,
                               struct cairn__comm **out) {
     struct cairn__comm *c = NULL;
     ncclUniqueId id;
+    int least = 0, greatest = 0;
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
     *out = c;
@@ -156,7 +144,12 @@ static cairn_status comm_init(struct cairn_device *d, const struct cairn__comm_i
     c->rank = rank;
     c->size = size;
     enter(d);
-    TRY(make_stream(c));
+    TRY(cuda("reading stream priorities", cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    TRY(cuda("making a stream", cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest)));
+    TRY(cuda("making an event", cudaEventCreateWithFlags(&c->ahead, cudaEventDisableTiming)));
+    for (int i = 0; i < CAIRN__COMM_MARKS; i++) {
+        TRY(cuda("making an event", cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming)));
+    }
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     memcpy(&id, given, sizeof(id));

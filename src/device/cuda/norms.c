@@ -78,10 +78,6 @@ static struct cairn__norm_parts groups_of(const struct cairn__norm *norm) {
     return runs_of((size_t)(norm->outer * norm->per), 1, n, n);
 }
 
-static struct cairn__norm_parts planes_of(const struct cairn__norm *norm) {
-    return runs_of((size_t)(norm->outer * norm->channels), 1, (size_t)norm->inner, (size_t)norm->inner);
-}
-
 /* As many teams as a large GPU has at once, but no more than 16 rows for each: these are added in f32. */
 static struct cairn__norm_teams teams_of(const struct cairn__norm *norm) {
     enum { WARPS = CAIRN__CUDA_THREADS / 32, BLOCKS_OF_WARPS = 256, BLOCKS = 512, MAX_ROWS = 16 };
@@ -212,8 +208,9 @@ static void channels_backward(struct work *w) {
 
 static void groups_backward(struct work *w) {
     const struct cairn__norm *norm = w->norm;
-    const struct cairn__norm_parts parts = planes_of(norm);
-    const size_t planes = parts.groups, per_mean = (size_t)(norm->channels / norm->per);
+    const size_t planes = (size_t)(norm->outer * norm->channels), inner = (size_t)norm->inner;
+    const struct cairn__norm_parts parts = runs_of(planes, 1, inner, inner);
+    const size_t per_mean = (size_t)(norm->channels / norm->per);
     const double *sums = add_up(w, CAIRN__NORM_SLOPES, &parts, per_mean);
     double *whole = room(w, CAIRN__ROOM_C, 2 * planes, CAIRN_F64);
     void *factors = NULL;

@@ -194,16 +194,6 @@ static void l2norm(struct cairn_device *d, const struct cairn__item *items, size
 
 /* ---- a training step ---- */
 
-static struct cairn__plan plan_optim(const struct cairn__optim_item *items, size_t count) {
-    struct cairn__plan plan = {.items = items,
-                               .stride = sizeof(*items),
-                               .count = count,
-                               .max_blocks = CAIRN__CUDA_MAX_BLOCKS};
-    const size_t least = cairn__plan_chunk(&plan, LEAST_OPTIM_CHUNK, LEAST_SHARED_OPTIM_CHUNK, FEW_BLOCKS);
-    plan.chunk = cairn__plan_chunk(&plan, least, MAX_OPTIM_CHUNK, LIST_BLOCKS);
-    return plan;
-}
-
 enum { FLAT = 1 << 22 }; /* elements of a piece */
 
 /* Of the piece: gradient, and weights where they are half without a master, as f32; then what the kernels read. */
@@ -237,34 +227,31 @@ static int write_flat(struct cairn_device *d, const struct cairn__optim_item *t,
     return 0;
 }
 
-static int update_piece(struct cairn_device *d, const struct cairn__optim_item *t, cairn_dtype grad,
-                        enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, size_t first,
-                        const struct flat_scratch *s, const struct cairn__optim_state *state) {
-    const size_t n = t->n - first < FLAT ? t->n - first : FLAT;
-    const struct cairn__item unscaled = {n, s->grad, (const char *)t->grad + first * cairn_dtype_nbytes(grad), NULL,
-                                         NULL};
-    float *const w = s->wide ? s->wide : (float *)t->weights + first;
-    struct cairn__flat piece = {t->missed, first, n, w, s->grad, {NULL}, s->scalars, cairn__cuda_enter(d)->stream};
-    for (int i = 0; i < CAIRN__MAX_STATES; i++) piece.state[i] = t->state[i] ? t->state[i] + first : NULL;
-    cairn__cuda_passes.scale(d, &unscaled, 1, CAIRN_F32, grad, &s->scalars->factor, NULL);
-    if (s->wide)
-        cairn__pass_cast(&cairn__cuda_passes, d, s->wide, CAIRN_F32, (uint16_t *)t->weights + first,
-                         cairn__weights_type(mode), n);
-    rule->custom.flat(rule, &piece);
-    return write_flat(d, t, mode, first, n, w, state);
-}
-
 /* One after the other, as the scratch is. */
 static void update_flat(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                         enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
                         const struct cairn__rates *rates, const struct cairn__optim_state *state) {
+    const cairn_dtype type = cairn__weights_type(mode);
     struct flat_scratch s;
     int error = 0;
-    if (!take_scratch(d, items, count, cairn__weights_type(mode) != CAIRN_F32, &s)) return;
+    if (!take_scratch(d, items, count, type != CAIRN_F32, &s)) return;
     for (size_t i = 0; i < count && !error; i++) {
-        error = cairn__launch_flat_scalars(cairn__cuda_enter(d)->stream, s.scalars, rates, state, &items[i]);
-        for (size_t first = 0; first < items[i].n && !error; first += FLAT)
-            error = update_piece(d, &items[i], grad, mode, rule, first, &s, state);
+        const struct cairn__optim_item *t = &items[i];
+        error = cairn__launch_flat_scalars(cairn__cuda_enter(d)->stream, s.scalars, rates, state, t);
+        for (size_t first = 0; first < t->n && !error; first += FLAT) {
+            const size_t n = t->n - first < FLAT ? t->n - first : FLAT;
+            const void *scaled = (const char *)t->grad + first * cairn_dtype_nbytes(grad);
+            const struct cairn__item unscaled = {n, s.grad, scaled, NULL, NULL};
+            float *const w = s.wide ? s.wide : (float *)t->weights + first;
+            struct cairn__flat piece = {t->missed, first,  n,         w,
+                                        s.grad,    {NULL}, s.scalars, cairn__cuda_enter(d)->stream};
+            for (int k = 0; k < CAIRN__MAX_STATES; k++) piece.state[k] = t->state[k] ? t->state[k] + first : NULL;
+            cairn__cuda_passes.scale(d, &unscaled, 1, CAIRN_F32, grad, &s.scalars->factor, NULL);
+            if (s.wide)
+                cairn__pass_cast(&cairn__cuda_passes, d, s.wide, CAIRN_F32, (uint16_t *)t->weights + first, type, n);
+            rule->custom.flat(rule, &piece);
+            error = write_flat(d, t, mode, first, n, w, state);
+        }
     }
     cairn__cuda_queued(d, "update", error);
 }
@@ -276,9 +263,14 @@ typedef int (*optim_launcher)(struct CUstream_st *stream, const struct cairn__op
 static int launch_optim(struct cairn_device *d, optim_launcher launch, struct cairn__optim_list *list,
                         const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                         enum cairn__weight_mode mode) {
-    struct cairn__plan plan = plan_optim(items, count);
+    struct cairn__plan plan = {.items = items,
+                               .stride = sizeof(*items),
+                               .count = count,
+                               .max_blocks = CAIRN__CUDA_MAX_BLOCKS};
     struct cairn__part part;
     int error = 0;
+    const size_t least = cairn__plan_chunk(&plan, LEAST_OPTIM_CHUNK, LEAST_SHARED_OPTIM_CHUNK, FEW_BLOCKS);
+    plan.chunk = cairn__plan_chunk(&plan, least, MAX_OPTIM_CHUNK, LIST_BLOCKS);
     while (!error && cairn__plan_next(&plan, &part)) {
         list->span = part.span;
         for (uint32_t t = 0; t < part.span.count; t++) list->items[t] = items[part.index[t]];

@@ -8,15 +8,11 @@ static size_t elements(const struct cairn__plan *plan, size_t tensor) {
     return n;
 }
 
-static size_t chunks(size_t n, size_t chunk) {
-    return n / chunk + (n % chunk != 0);
-}
-
 bool cairn__plan_next(struct cairn__plan *plan, struct cairn__part *out) {
     struct cairn__span *span = &out->span;
     *span = (struct cairn__span){.chunk = plan->chunk, .done = plan->done};
     while (plan->next < plan->count && span->count < CAIRN__CUDA_LIST) {
-        const size_t all = chunks(elements(plan, plan->next), plan->chunk);
+        const size_t n = elements(plan, plan->next), all = n / plan->chunk + (n % plan->chunk != 0);
         const size_t left = all - plan->done, room = plan->max_blocks - span->blocks;
         const size_t taken = left <= room ? left : plan->whole ? 0 : room;
         if (all > 0 && taken == 0) break;

@@ -3,30 +3,28 @@
 #include "device/cuda/cache.h"
 #include "device/cuda/cuda.h"
 
-/* Doubling: outgrown scratch, which graphs may use, is less than what is in use. */
-static cairn_status grow(struct cairn_device *d, struct cairn__scratch_room *room, size_t nbytes) {
-    struct cairn__cache *cache = cairn__cuda_enter(d)->cache;
-    void *p = NULL;
-    size_t taken = nbytes > 2 * room->nbytes ? nbytes : 2 * room->nbytes;
+cairn_status cairn__cuda_take_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes, void **out) {
+    struct cairn__scratch_room *room = &cairn__cuda_of(d)->rooms[slot];
+    if (nbytes <= room->nbytes && room->data) {
+        *out = room->data;
+        return CAIRN_OK;
+    }
     REQUIRE(!d->capturing, CAIRN_ESTATE,
             "a graph is being recorded on cuda: an operation needs scratch memory; the step must do the same in every "
             "call");
+    /* Doubling: outgrown scratch, which graphs may use, is less than what is in use. */
+    struct cairn__cache *cache = cairn__cuda_enter(d)->cache;
+    size_t taken = nbytes > 2 * room->nbytes ? nbytes : 2 * room->nbytes;
+    void *p = NULL;
     cairn_status st = cairn__cache_alloc(cache, CAIRN__HOLDS_SCRATCH, taken, &p);
     if (st == CAIRN_ENOMEM && taken > nbytes) {
         taken = nbytes;
         st = cairn__cache_alloc(cache, CAIRN__HOLDS_SCRATCH, taken, &p);
     }
-    if (st == CAIRN_OK) *room = (struct cairn__scratch_room){p, taken};
-    return st;
-}
-
-cairn_status cairn__cuda_take_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes, void **out) {
-    struct cairn__scratch_room *room = &cairn__cuda_of(d)->rooms[slot];
-    cairn_status st = CAIRN_OK;
-    if (nbytes > room->nbytes || !room->data) TRY(grow(d, room, nbytes));
-    *out = room->data;
-out:
-    return st;
+    if (st != CAIRN_OK) return st;
+    *room = (struct cairn__scratch_room){p, taken};
+    *out = p;
+    return CAIRN_OK;
 }
 
 void *cairn__cuda_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes) {

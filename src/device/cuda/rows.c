@@ -64,22 +64,6 @@ static bool take_room(struct cairn_device *d, size_t count, size_t n, struct sor
     return true;
 }
 
-/* Keys go up to table_rows, which is that of indices that add nothing. */
-static int sort_and_add(struct CUstream_st *stream, struct sorting *s, cairn_dtype t, void *dtable, const void *dy,
-                        const void *index, cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n,
-                        int64_t skip) {
-    int now = 0;
-    int error =
-        cairn__launch_keys(stream, s->keys[0], s->order[0], index, index_dtype == CAIRN_I64, count, table_rows, skip);
-    for (int shift = 0; shift < 32 && table_rows >> shift > 0 && error == 0; shift += 8, now = !now) {
-        error = cairn__launch_sort_pass(stream, s->keys[!now], s->order[!now], s->keys[now], s->order[now], count,
-                                        s->tile, s->counts, shift);
-    }
-    return error != 0 ? error
-                      : cairn__launch_add_sorted(stream, t, dtable, dy, s->keys[now], s->order[now], count, table_rows,
-                                                 n, s->left);
-}
-
 void cairn__cuda_scatter_rows(struct cairn_device *d, cairn_dtype t, void *dtable, const void *dy, const void *index,
                               cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n, int64_t skip) {
     struct sorting s;
@@ -91,7 +75,17 @@ void cairn__cuda_scatter_rows(struct cairn_device *d, cairn_dtype t, void *dtabl
     int error = (int)cudaMemsetAsync(dtable, 0, table_rows * n * cairn_dtype_nbytes(t), stream);
     if (error == 0 && count > 0) {
         if (!take_room(d, count, n, &s)) return;
-        error = sort_and_add(stream, &s, t, dtable, dy, index, index_dtype, count, table_rows, n, skip);
+        int now = 0;
+        /* Keys go up to table_rows, which is that of indices that add nothing. */
+        error =
+            cairn__launch_keys(stream, s.keys[0], s.order[0], index, index_dtype == CAIRN_I64, count, table_rows, skip);
+        for (int shift = 0; shift < 32 && table_rows >> shift > 0 && error == 0; shift += 8, now = !now) {
+            error = cairn__launch_sort_pass(stream, s.keys[!now], s.order[!now], s.keys[now], s.order[now], count,
+                                            s.tile, s.counts, shift);
+        }
+        if (error == 0)
+            error = cairn__launch_add_sorted(stream, t, dtable, dy, s.keys[now], s.order[now], count, table_rows, n,
+                                             s.left);
     }
     cairn__cuda_queued(d, "scatter_rows", error);
 }
