@@ -1,5 +1,5 @@
-"""Runs a test again in namespaces of its own: whatever it starts ends with it, even if it is killed, and its network,
-ports, host name and mounts are nobody else's."""
+"""Reruns a test in separate namespaces: all processes that it starts end with it, even if it is killed, and it does not
+share network, ports, host name and mounts with other programs."""
 import os
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""A port for a test that must know it beforehand."""
+"""Reserves a port for a test that must know it beforehand."""
 import contextlib
 import random
 import socket

@@ -1,5 +1,5 @@
-"""NumPy for scripts of tests: that of the Python that runs them, or else Debian's, with which the script begins anew.
-Without either it exits 77, which meson counts as skipped."""
+"""NumPy for test scripts: from the Python that runs them, otherwise from Debian's Python, with which the script
+restarts. Without either it exits 77, which meson counts as skipped."""
 import os
 import sys
 

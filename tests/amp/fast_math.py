@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A user's -Ofast changes nothing: every overflow is found, subnormal numbers are kept, and losses and weights have the
-same bits. A warning tells of the flags that were cleared.
+"""A program built with -Ofast gets the same results: every overflow is found, subnormal numbers are kept, and losses
+and weights have the same bits. A warning reports the flags that Cairn cleared.
 
 usage: fast_math.py PROGRAM THE_SAME_WITH_OFAST
 """

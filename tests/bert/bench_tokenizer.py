@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tokenizer of examples/bert beside Hugging Face's `tokenizers`, each in one thread, on the same texts.
+"""Times the tokenizer of examples/bert against Hugging Face's `tokenizers`, each in one thread, on the same texts.
 
 usage: tests/bert/bench_tokenizer.py source-root TOKENIZE [ROUNDS, 7] [--small]
 

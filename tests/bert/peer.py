@@ -1,4 +1,4 @@
-"""The Python that has Hugging Face's `tokenizers`, for the scripts beside this one."""
+"""Finds a Python with Hugging Face's `tokenizers`, for the scripts in this folder."""
 import os
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""bert_mnli from files to accuracy, on one rank and several: what must be equal is equal, a training that is killed
-goes on to the same bits, and what it cannot use ends in a sentence.
+"""bert_mnli from files to accuracy, on one rank and several: results that must be equal are, a killed training resumes
+to the same bits, and unusable input fails with a message.
 
 usage: test_mnli.py cairn-run bert_mnli
 

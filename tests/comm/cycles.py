@@ -1,5 +1,5 @@
-"""Environments and groups that are made and ended again and again leave nothing: no memory, open file, key in a store
-that stays, or file in /dev/shm and /tmp.
+"""Environments and groups that are repeatedly created and destroyed leave nothing behind: no memory, open file, key in
+a store that stays open, or file in /dev/shm and /tmp.
 
 usage: cycles.py CAIRN_RUN CYCLES BACKEND COUNT
 

@@ -1,4 +1,4 @@
-"""Programs that may open few files: whatever the limit, they run, or end at once with a sentence that says so.
+"""Programs with a low limit of open files: at any limit they run, or end at once with a message that says so.
 
 usage: few_files.py CAIRN_RUN COLLECTIVES_RANK BACKENDS
 

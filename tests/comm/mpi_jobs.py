@@ -1,5 +1,5 @@
-"""Jobs of Open MPI's mpirun over the mpi backend: every collective, the quick start, programs that speak MPI
-themselves, and what is said where it cannot be.
+"""Jobs of Open MPI's mpirun over the mpi backend: every collective, the quick start, programs that use MPI themselves,
+and the error messages where MPI cannot be used.
 
 usage: mpi_jobs.py CAIRN_RUN QUICKSTART COLLECTIVES_RANK MPI_USER FORK_TEST
 

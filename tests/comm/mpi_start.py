@@ -1,4 +1,4 @@
-"""Ranks of mpirun that are stopped or killed while MPI starts: the others end in time with a sentence that names them.
+"""Ranks of mpirun that are stopped or killed while MPI starts: the others end in time with a message that names them.
 
 usage: mpi_start.py MPI_START MOMENTS [SEED]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cairn reads the .npy files that this machine's NumPy writes, and refuses with a sentence what it says it refuses.
+"""Cairn reads the .npy files that this machine's NumPy writes, and refuses unsupported ones with a message.
 
 usage: test_npy.py PROGRAM     what tests/data/npy_sum.c became; skipped where Python has no NumPy"""
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Samplers hand out what the recipe in cairn/data.h gives, followed here in Python, and what torch's DistributedSampler
-hands out once its random permutation is ours.
+"""Samplers return the indices of the algorithm in cairn/data.h, reimplemented here in Python, and those of torch's
+DistributedSampler with the same random permutation.
 
 usage: test_samplers.py PROGRAM     what tests/data/samplers.c became; without a torch the second half is left out"""
 import subprocess

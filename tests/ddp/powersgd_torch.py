@@ -1,5 +1,5 @@
-"""PowerSGD beside torch's own hook: two ranks on gloo, DistributedDataParallel, gradients that powersgd_peer writes and
-trains with too, from torch's first Q. Averages of 50 steps differ by at most 1e-5 of the largest.
+"""PowerSGD against torch's own hook: two ranks of DistributedDataParallel on gloo, with gradients that powersgd_peer
+writes and also trains with, starting from torch's first Q. Averages of 50 steps differ by at most 1e-5 of the largest.
 
     powersgd_torch.py build/tests/ddp/powersgd_peer
 

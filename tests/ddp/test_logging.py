@@ -1,4 +1,4 @@
-"""CAIRN_DDP_LOG: what ranks leave when their ddp context ends.
+"""CAIRN_DDP_LOG: the files that ranks write when their ddp context is destroyed.
 
 usage: test_logging.py path/to/cairn-run path/to/01_linear_regression"""
 import json

@@ -1,4 +1,4 @@
-"""The error file: what each way to fail leaves in it, and when there is none.
+"""The error file: its contents for each kind of failure, and when it is not written.
 
 usage: test_error_file.py error_file_user error_file_plugin libcairn.so"""
 import json

@@ -1,5 +1,5 @@
-"""A set-user-ID program of root, started by nobody: the environment neither runs code with root's rights
-nor makes files.
+"""A set-user-ID program of root, started by the user nobody: the environment variables can neither run code with root's
+privileges nor create files.
 
 usage: test_rights.py rights_user librights_module.so ddp_program
 

@@ -3,11 +3,11 @@
 
 usage: torch_ops.py op_cases_test [--store folder] [--native] [words of names]
 
-The test binary tells each case's inputs, results and gradients (--dump); the case's expression is evaluated here with
-the same inputs, a, b, c, ...; F, torch and math, and its gradient starts from the same dy. f32 is PyTorch's own f32.
-For f16 and bf16 PyTorch computes in f32 on inputs that are rounded to the type, and its results are rounded: PyTorch
-1.13 has no f16 on the CPU for many operations, and rounds in the middle of others. --native counts how many agree with
-PyTorch's own halves.
+The test binary prints each case's inputs, results and gradients (--dump); this script evaluates the case's expression
+with the same inputs a, b, c, ... (and F, torch and math), and starts backward from the same dy. f32 is PyTorch's own
+f32. For f16 and bf16 PyTorch computes in f32 on inputs that are rounded to the type, and its results are rounded:
+PyTorch 1.13 has no f16 on the CPU for many operations, and rounds in the middle of others. --native counts how many
+agree with PyTorch's own halves.
 
 --store writes what PyTorch gives into folder, a file a family: the vectors that the C test compares with where there is
 no PyTorch. Skipped (77) where torch cannot be imported."""

@@ -1,6 +1,6 @@
-"""Counts the gradients that a training saved by NumPy, and compares with what CAIRN_LAB wrote of them: every binade of
-every gradient before and after its reduction, on 1 and 3 ranks, at O1 and O2, in f16 and bf16. And what the files hold
-beside: facts, scalars, the first line; what becomes of them where a rank is killed or the folder cannot be made.
+"""Counts a training's saved gradients with NumPy and compares with the counts in CAIRN_LAB's files: every binade of
+every gradient before and after its reduction, on 1 and 3 ranks, at O1 and O2, in f16 and bf16. Also the files' other
+contents (facts, scalars, the first line), and the files after a rank is killed or if the folder cannot be created.
 
 usage: lab.py recorded observed 11_data_parallel"""
 import glob

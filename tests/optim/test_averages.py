@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Averages of weights as torch.optim.swa_utils has them: the same weights go into both, step by step.
+"""Averages of weights against torch.optim.swa_utils, which gets the same weights step by step.
 
 usage: test_averages.py SOURCE_ROOT PROGRAM     PROGRAM: what tests/optim/averaged.c became
 

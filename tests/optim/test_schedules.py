@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Schedules as PyTorch's and Hugging Face's: an optimizer of Cairn's is driven over 2000 steps, with steps skipped at
-random, called and as replays of a graph, and every rate that it used is compared with theirs, within 1e-12 of the base
-rate. Theirs are in closed form where they have one: torch's recursive ones drift.
+"""Schedules against PyTorch's and Hugging Face's: a Cairn optimizer takes 2000 steps, with random steps skipped, called
+and as replays of a graph, and every learning rate must equal theirs within 1e-12 of the base rate. Their closed forms
+are used where they exist, since torch's recursive forms drift.
 
 usage: test_schedules.py SOURCE_ROOT PROGRAM     PROGRAM: what tests/optim/schedules.c became
 

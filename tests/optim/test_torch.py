@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Optimizers as PyTorch's: 100 steps of each, with every option that PyTorch has too, in every type, beside PyTorch's
-in f64. The greatest difference of weights and its norm stay within 1e-6 of theirs, those of states within 3e-6, and
-neither is worse than twice what PyTorch in f32 has.
+"""Optimizers against PyTorch's in f64: 100 steps of each, with every option that PyTorch also has, in every type. The
+largest difference of weights and its norm stay within 1e-6, those of states within 3e-6, and neither exceeds twice the
+error of PyTorch in f32.
 
 usage: test_torch.py SOURCE_ROOT PROGRAM     PROGRAM: what tests/optim/stepped.c became
 

@@ -1,5 +1,5 @@
-"""Strangers at gloo's ports: a program of another user, on both of a job's machines, connects to every port that
-anything listens on there, again and again, while four ranks train. The run ends with the digits of a run alone.
+"""Strangers at gloo's ports: a program of another user, on both of a job's machines, repeatedly connects to every
+listening port while four ranks train. The run ends with the same losses as an undisturbed run.
 
 usage: gloo_strangers.py CAIRN_RUN EXCHANGE QUICKSTART gloo|none
 

@@ -1,5 +1,5 @@
-"""Open MPI's mpirun over two machines, whose ranks share a secret through its channel, PMIx; and strangers, who get in
-where they do not.
+"""Open MPI's mpirun over two machines, whose ranks share a secret through PMIx; strangers are only admitted if the
+ranks have no secret.
 
 usage: mpirun_strangers.py CAIRN_RUN EXCHANGE QUICKSTART gloo|none pmix|none MPI_USER|none
 

@@ -1,5 +1,5 @@
-"""Strangers: another user of the ranks' machines, who knows the protocol, and two machines whose ranks prove
-themselves. Each attack gets in where the run says that it trusts everybody (CAIRN_INSECURE=1), and nowhere else.
+"""Strangers: another user of the ranks' machines, who knows the protocol, against two machines whose ranks prove
+themselves. Each attack succeeds if the run trusts every client (CAIRN_INSECURE=1), and only then.
 
 usage: strangers.py CAIRN_RUN EXCHANGE QUICKSTART gloo|none
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's clients at our store, and our client at PyTorch's, with every PyTorch that is found (torches.py).
+"""PyTorch's clients at Cairn's store, and Cairn's client at PyTorch's, with every PyTorch that is found (torches.py).
 
 usage: torch_store.py SOURCE_ROOT STORE_TOOL"""
 import os

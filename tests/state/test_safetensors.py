@@ -1,5 +1,5 @@
-"""Files of Cairn as Python's safetensors reads them, and files of safetensors as Cairn reads them; and a net whose
-weights Cairn has saved gives Cairn's outputs in PyTorch.
+"""Python's safetensors reads Cairn's files, and Cairn reads those of safetensors; and a net with weights saved by Cairn
+gives the same outputs in PyTorch.
 
 usage: test_safetensors.py source-root weights_tool
 

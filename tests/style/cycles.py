@@ -1,8 +1,8 @@
-"""Finds files of one room that call each other in a circle, by who defines and who needs which symbol.
+"""Finds files of one room that call each other in a cycle, from their defined and undefined symbols.
 
 usage: cycles.py nm libcairn.a [room...]    (every room; a room is amp, or the name of a folder of src)
 
-Circles of two files are let pass: a thing and its other half."""
+Cycles of two files are allowed: an object split into two files."""
 import re
 import subprocess
 import sys

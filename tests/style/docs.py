@@ -1,6 +1,6 @@
-"""Whatever the docs, the README and the comments of public headers name is there: calls, constants and structs in the
-sources; files in the tree, pages and headings that the docs link to. And the sentences of faults that users look for
-in them are what the sources still say.
+"""Checks names in the docs, the README and the comments of public headers: calls, constants and structs exist in the
+sources, files in the tree, linked pages and headings in the docs; and error messages that the docs quote are those of
+the sources.
 
 usage: docs.py source-root"""
 import fnmatch

@@ -1,4 +1,4 @@
-"""Asks clang-format whether every tracked C file has the form of .clang-format.
+"""Checks every tracked C file with clang-format against .clang-format.
 
 usage: format.py source-root"""
 import os

@@ -1,4 +1,4 @@
-"""Reads the #include lines against the table of rooms in docs/design.md: who may use whom.
+"""Checks #include lines against the table of rooms in docs/design.md, which says which room may include which.
 
 usage: layers.py source-root"""
 import os

@@ -1,4 +1,4 @@
-"""The GPU module is small enough to be loaded, and to travel, without a thought: 4 MiB for each chip.
+"""Checks that the GPU module stays small enough to load and copy: 4 MiB for each chip.
 
 usage: module_size.py MIB MODULE       exits 77 with a word in MODULE's place: of builds with lines of the sources"""
 import os

@@ -1,5 +1,5 @@
-"""Reads the machine code of the GPU module: kernels that hand values on unchanged hold no instruction that makes a NaN
-the canonical one, whose bits are not those that the CPU keeps.
+"""Reads the machine code of the GPU module: kernels that pass values on unchanged must not contain instructions that
+replace a NaN by the canonical one, since the CPU keeps a NaN's bits.
 
 usage: sass.py MAPS_H NVCC MODULE...        exits 77 where there is no cuobjdump with its nvdisasm; tools/install-peers
                                             gets them

@@ -2,9 +2,9 @@
 
 usage: snippets.py source-root c-compiler...
 
-A piece is the body of a function, and functions in it are beside that. What it leaves out ("...") is empty, and a
-remark behind a line of a header's is cut off. What code around a piece would declare is in DECLARED, and in OTHERS
-where a page has another meaning for a name."""
+A piece is compiled as the body of a function; functions in it are moved outside. Omissions ("...") become empty, and
+remarks after a line in a header's comment are removed. Surrounding declarations are in DECLARED, or in OTHERS if a page
+uses a name differently."""
 import glob
 import os
 import re

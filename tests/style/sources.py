@@ -1,4 +1,4 @@
-"""What the style tests share: the project's files, and C text without its comments."""
+"""Shared by the style tests: the list of the project's files, and C text without comments."""
 import os
 import re
 import subprocess

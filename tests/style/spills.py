@@ -1,5 +1,5 @@
-"""Reads what ptxas said of every kernel: none keeps registers in memory, but for those of one block a step, and
-f64's maps.
+"""Checks ptxas's report on every kernel: none spills registers, except those that run one block per step, and f64's
+maps.
 
 usage: spills.py report..."""
 import re

@@ -1,4 +1,4 @@
-"""Greps the tree for what the project refuses.
+"""Searches the tree for text and code that the project's rules forbid.
 
 usage: tree.py source-root"""
 import fnmatch

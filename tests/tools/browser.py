@@ -1,4 +1,4 @@
-"""What headless Chromium shows of a page: its widths, and what it says of errors. Nothing but Debian's chromium."""
+"""Renders a page in headless Chromium and returns its widths and error messages. Needs only Debian's chromium."""
 import html
 import json
 import os

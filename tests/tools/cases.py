@@ -1,4 +1,4 @@
-"""What tests of tools share: a folder for what a test writes, and a look at the labels of a picture."""
+"""Shared by tests of tools: a folder for a test's files, and a check of a picture's labels."""
 import json
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What the tests of cairn-run share."""
+"""Shared by the tests of cairn-run."""
 import contextlib
 import os
 import signal

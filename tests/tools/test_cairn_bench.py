@@ -1,4 +1,4 @@
-"""tools/cairn-bench's collectives, with arrays of some bytes: lines, JSON, who is left out, and what people get wrong.
+"""tools/cairn-bench's collectives, with tiny arrays: output lines, JSON, omitted sides, and wrong options.
 
 usage: test_cairn_bench.py path/to/source path/to/build"""
 import argparse

@@ -1,4 +1,4 @@
-"""cairn-lab: what people type and get wrong, runs that are killed, files, the report, and what a training recorded.
+"""cairn-lab: commands and wrong options, killed runs, files, the report, and recorded trainings.
 
 usage: test_cairn_lab.py path/to/cairn-lab [path/to/cairn-run path/to/01_linear_regression]
 With CAIRN_TEST_SHORT in the environment one page is shown light and the other dark, instead of each in both ways."""

@@ -1,4 +1,4 @@
-"""cairn-run from outside: what ranks are told, how they end, and that nothing is left behind.
+"""cairn-run as a program: the arguments and environment of ranks, how ranks end, and that nothing is left behind.
 
 usage: test_cairn_run.py path/to/cairn-run path/to/join path/to/libearly_term.so"""
 import contextlib

@@ -1,4 +1,4 @@
-"""tools/check_needs.py names what tests outside the left-out suites depend on, and nothing else.
+"""tools/check_needs.py names exactly the targets that tests outside the given suites depend on.
 
 usage: test_check_needs.py TOOLS"""
 import json

@@ -1,4 +1,4 @@
-"""tools/cuda-toolkit on toolkits that are a script: which it takes, and what it says of the others.
+"""tools/cuda-toolkit with fake toolkits made of scripts: which ones it accepts, and its messages about the others.
 
 usage: test_cuda_toolkit.py SOURCE_ROOT"""
 import os

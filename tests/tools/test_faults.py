@@ -1,5 +1,5 @@
-"""Ranks of the quick start that end, die or stop at random moments: cairn-run ends the others, says who was first and
-with which code, and nothing is left behind.
+"""Ranks of the quick start that end, die or stop at random moments: cairn-run ends the others, reports which rank
+failed first and with which code, and nothing is left behind.
 
 usage: test_faults.py cairn-run faulty_quickstart moments [seed]
 

@@ -1,4 +1,4 @@
-"""Several cairn-runs, one for each node of a run, on this machine: how they meet, number ranks, and end together.
+"""Several cairn-run processes on this machine, one per node of a run: how they meet, number ranks, and end together.
 
 usage: test_run_nodes.py path/to/cairn-run path/to/join"""
 import contextlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bad input gets a sentence and a non-zero exit within seconds, never a hang or a crash.
+"""Bad input causes an error message and a non-zero exit code within seconds, never a hang or a crash.
 
 usage: bad_input.py CAIRN_RUN PROGRAM
 """

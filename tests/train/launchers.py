@@ -1,5 +1,5 @@
-"""The quick start without anybody's launcher, and with Cairn's: by hand, from a wrapper that passes --local_rank, under
-cairn-run, and spawned by a program. The losses have the same digits.
+"""The quick start without a launcher and with Cairn's: by hand, from a wrapper that passes --local_rank, under
+cairn-run, and spawned by a program. All print the same losses.
 
 usage: launchers.py CAIRN_RUN PROGRAM SPAWNED"""
 import contextlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A trainer with its own buffers, before and after: what Cairn changed is short, shown in the guides, and right.
+"""A trainer that owns its buffers, before and after adding Cairn: the diff is short, shown in the guides, and correct.
 
 usage: own_buffers.py ROOT PLAIN WITH_CAIRN ON_RANKS CAIRN_RUN
 

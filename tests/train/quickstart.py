@@ -1,5 +1,5 @@
-"""What the tests of launchers share: an environment that no launcher has touched, and the digits of the quick start's
-losses, which are the same whoever started the ranks."""
+"""Shared by the tests of launchers: an environment without launchers' variables, and the quick start's losses, which do
+not depend on the launcher."""
 import os
 import re
 import subprocess

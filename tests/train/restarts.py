@@ -1,7 +1,7 @@
-"""Trainings that are killed at random moments, or ended by a signal, and go on from their last checkpoint end with the
-bits of one that was left alone: the quick start and the training from files on two ranks under cairn-run
---max-restarts, and the digits' examples, killed and started again. Compared are the checksums of the last checkpoint,
-which has all there is.
+"""Trainings that are killed at random moments, or stopped by a signal, and resume from their last checkpoint end with
+the same bits as an uninterrupted training: the quick start and the training from files on two ranks under cairn-run
+--max-restarts, and the digits' examples, killed and started again. The test compares the checksums of the last
+checkpoint, which contains the whole state.
 
 usage: restarts.py KILLS cairn-run PROGRAM...      programs: those of CASES; 08_train is skipped without NumPy.
 With CAIRN_TEST_SHORT in the environment each is killed twice, and trainings under cairn-run have half the steps."""

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A trainer in the shape of llm.c takes Cairn on in fewer than 35 lines, which docs/from-apex.md shows; and trains.
+"""A trainer in the style of llm.c adopts Cairn with fewer than 35 added lines, which docs/from-apex.md shows, and
+trains.
 
 usage: stacked.py ROOT PLAIN WITH_CAIRN CAIRN_RUN
 

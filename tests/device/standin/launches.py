@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes a unit for the stand-in of a program's .cu file: kernel<<<blocks, threads, 0, stream>>>(...) is no C++.
+"""Converts a program's .cu file to C++ for the stand-in, by replacing kernel<<<blocks, threads, 0, stream>>>(...).
 
 usage: launches.py INPUT OUTPUT
 
