@@ -7,8 +7,8 @@ RESERVED = []
 
 
 def free_port():
-    """One that the system does not give away by itself, and no other test gets from here while this one runs: a socket
-    stays bound to it, which is in the way of nobody who says SO_REUSEADDR, as servers do, and of all others."""
+    """Returns a port outside the system's ephemeral range that no other test gets from this function meanwhile: a bound
+    socket reserves it, which only blocks programs that do not set SO_REUSEADDR, as servers do."""
     dual = socket.has_dualstack_ipv6()
     while True:
         port = random.randrange(10000, 30000)

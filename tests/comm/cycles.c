@@ -59,7 +59,7 @@ static long address_space(void) {
     return pages * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
-/* Until all ranks have called it as often. leaves: this one waits for none. */
+/* Waits until all ranks have called it equally often. leaves: this rank does not wait. */
 static void meet(cairn_store *store, int size, bool leaves) {
     static int64_t met;
     int64_t here = 0;
