@@ -220,8 +220,9 @@ struct cairn__shm {
     uint64_t stopped_ns;    /* of a root: how long the process was stopped in waits */
     unsigned stalled_polls; /* calls of progress that moved nothing */
     int spins, yields;
-    bool crowded; /* the ranks outnumber the processors that they may run on; the same on every rank */
-    int regions;  /* of a collective in pieces: as many as processors, if that many can be */
+    uint64_t tired_ns; /* when a wait stops to yield */
+    bool crowded;      /* the ranks outnumber the processors that they may run on; the same on every rank */
+    int regions;       /* of a collective in pieces: as many as processors, if that many can be */
 };
 
 static inline struct shm_lane *shm_lane(const struct cairn__shm *s, int rank) {

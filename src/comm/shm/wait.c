@@ -13,8 +13,9 @@
 #include "core/trace.h"
 
 enum {
-    SPINS = 2000,  /* about 50 us, the time of a bucket between two cores */
-    YIELDS = 5000, /* some ms: two ranks that do the same work come apart by about as much */
+    SPINS = 2000,        /* about 50 us, the time of a bucket between two cores */
+    YIELDS = 5000,       /* some ms: two ranks that do the same work come apart by about as much */
+    YIELD_NS = 10000000, /* at most: beside other programs one may take a ms */
     CROWDED_SPINS = 1,
     CROWDED_YIELDS = 20,
     LOOK_NS = 20000000,
@@ -165,8 +166,15 @@ out:
     return st;
 }
 
+/* Only naps look at the peers, and whether the group was aborted. */
+static bool is_tired(struct cairn__shm *s, int idle) {
+    if (idle < s->spins) return false;
+    if (idle == s->spins) s->tired_ns = cairn__now_ns() + YIELD_NS;
+    return idle >= s->spins + s->yields || cairn__now_ns() >= s->tired_ns;
+}
+
 static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route, int idle) {
-    if (idle >= s->spins + s->yields) {
+    if (is_tired(s, idle)) {
         cairn_status st = nap(s);
         return st == CAIRN_OK && !s->moved ? check_stall(s, route, true) : st;
     }
