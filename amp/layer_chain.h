@@ -1,4 +1,4 @@
-/* A chain of layers with a scale each (cairn/layer_scales.h), from inside. */
+/* A chain of layers with one scale each (cairn/layer_scales.h), internal interface. */
 #ifndef CAIRN__AMP_LAYER_CHAIN_H
 #define CAIRN__AMP_LAYER_CHAIN_H
 
@@ -8,7 +8,7 @@
 
 struct cairn__chain;
 
-/* link i < count stands behind child i, link count in front of child 0. */
+/* A link is an operation between children: link i < count follows child i, link count precedes child 0. */
 struct cairn__link {
     struct cairn__chain *chain;
     size_t index;
@@ -19,19 +19,19 @@ struct cairn__chain {
     size_t count;
     cairn_module **children;
     struct cairn__layer_rule rule;
-    cairn_tensor *buffer;      /* f32 [2][count]: a_i; 1 / P_i */
+    cairn_tensor *buffer;      /* f32 [2][count]: the scales a_i, then 1 / P_i */
     struct cairn__link *links; /* [count + 1] */
 
-    /* [count] of the gradient of child i's input: */
+    /* [count], of the gradient of child i's input: */
     struct cairn__census *census; /* device memory */
     double *norms;                /* device memory */
-    cairn_dtype *types;           /* 0 before the first */
+    cairn_dtype *types;           /* 0 = no gradient yet */
     int64_t *elements;
 
-    int32_t *said; /* [ranks][2], of an update */
+    int32_t *said; /* [ranks][2], exchanged by an update */
 };
 
-/* The forward of the module that such a chain is, with the chain for its context. */
+/* Forward of the chain's module; context is the chain. */
 cairn_tensor *cairn__chain_run(cairn_module *module, void *context, cairn_tensor *const *inputs, int count);
 
 #endif

@@ -1,4 +1,4 @@
-/* How the scales of a chain follow its gradients (cairn/layer_scales.h). */
+/* The rule that adapts the scales of a chain to its gradients (cairn/layer_scales.h). */
 #ifndef CAIRN__AMP_LAYER_RULE_H
 #define CAIRN__AMP_LAYER_RULE_H
 
@@ -8,26 +8,26 @@
 
 #include "cairn/core.h"
 
-/* amp_sequential_options, with every default in place. */
+/* amp_sequential_options with defaults filled in. */
 struct cairn__layer_rule {
     double q, headroom, max_layer_scale, max_scale;
 };
 
-/* The gradient of a child's input as it stands in memory, of all ranks. */
+/* Statistics of the gradient of a child's input as stored (scaled), over all ranks. */
 struct cairn__layer_gradient {
-    double squares, largest; /* of its elements, all finite */
-    int64_t count;           /* of elements but 0 */
+    double squares, largest; /* sum of squares and greatest magnitude, if all elements are finite */
+    int64_t count;           /* elements other than 0 */
     int64_t nonfinite;
-    double least, most; /* of its type; 0: there was no gradient yet */
+    double least, most; /* range of its type; 0 = no gradient yet */
 };
 
-/* P(|z| < result) = share, z normal. */
+/* Returns q with P(|z| < q) = share for a standard normal z. */
 double cairn__normal_quantile(double share);
 
-/* The smallest number above 0, and the largest. */
+/* The smallest positive number of dtype, and the largest. */
 void cairn__layer_range(cairn_dtype dtype, double *least, double *most);
 
-/* a [count]: the scales that the gradients were computed with, then those of the backwards to come. */
+/* a [count]: on entry the scales that the gradients were computed with, on return those for the next backwards. */
 void cairn__layer_scales_next(const struct cairn__layer_rule *rule, const struct cairn__layer_gradient *gradients,
                               double *a, size_t count);
 

@@ -1,4 +1,4 @@
-/* Numbers in texts have a point, whatever the program's locale: between begin and end those of this thread do. */
+/* Between begin and end, this thread formats and parses numbers with a decimal point, whatever the program's locale. */
 #ifndef CAIRN__AMP_NUMBERS_H
 #define CAIRN__AMP_NUMBERS_H
 

@@ -5,7 +5,7 @@
 #include "cairn/autocast.h"
 #include "nn/hooks.h"
 
-/* Beside nn's (enum cairn__op) those that rooms bring to it, which are CAIRN__OP_GUEST there. */
+/* Operations that other rooms add to nn's (enum cairn__op), where they are all CAIRN__OP_GUEST. */
 enum {
     CAIRN__AMP_SCALE_LOSS = CAIRN__NUM_OPS,
     CAIRN__AMP_ZERO_LOSS, /* ddp's */
@@ -15,21 +15,21 @@ enum {
 struct cairn__amp_op_row {
     int op;
     amp_cast cast;
-    bool is_fixed; /* it computes nothing: its class cannot be changed */
+    bool is_fixed; /* computes nothing, so its class cannot be changed */
     const char *reason;
 };
 
-/* The row of op; every op has one, and a test says so. */
+/* The row of op. Every op has one; a test checks that. */
 const struct cairn__amp_op_row *cairn__amp_op_row(int op);
 
 /* "linear" */
 const char *cairn__amp_op_name(int op);
 
-/* Whether an operation of Cairn's has this name; *op is written only then. */
+/* Whether an operation of Cairn has this name; *op is written only then. */
 bool cairn__amp_op_named(const char *name, int *op);
 
-/* Whether a name that is no operation's of Cairn may be one of the user's own. CAIRN_EINVAL: it is nearly one of
- * Cairn's, or another word for it. */
+/* Checks a name that no operation of Cairn has, for an operation of the user's. Errors: CAIRN_EINVAL it is nearly the
+ * name of one of Cairn's, or a synonym of it. */
 cairn_status cairn__amp_check_own_name(const char *name);
 
 #endif
