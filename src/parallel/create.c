@@ -1,4 +1,4 @@
-/* How a pipeline is made and ended. */
+/* Creates and destroys pipelines. */
 #include <stdio.h>
 #include <string.h>
 
@@ -70,7 +70,7 @@ struct terms {
     int64_t schedule, num_modules, n_microbatches, split_size, has_amp;
     uint64_t amp; /* a hash of its level, types and scalers */
     int64_t has_optimizer;
-    double max_norm; /* of its steps */
+    double max_norm; /* that the optimizer's steps clip by */
 };
 
 static cairn_status hash_amp(cairn_module *const *modules, int num_modules, amp_context *amp, uint64_t *out) {
@@ -109,7 +109,7 @@ static cairn_status compare(const struct terms *all, int ranks) {
             "half type and loss scale",
             r);
     }
-    /* A step that clips by the norm of all stages needs all of them. */
+    /* Every stage takes part in clipping by the norm of all stages. */
     int first = 0;
     while (first < ranks && !all[first].has_optimizer) first++;
     for (int r = first; r < ranks; r++) {
@@ -190,7 +190,7 @@ static void count_users(const cairn_pipeline *p, int more) {
     for (int i = 0; i < p->chunks; i++) cairn_module_params(p->modules[i])->users += more;
 }
 
-/* What one rank makes by itself. */
+/* The part of create that does not communicate. */
 static cairn_status make(cairn_module *const *modules, int num_modules, const cairn_group *group,
                          const struct cairn_pipeline_options *o, cairn_pipeline **out) {
     cairn_status st = CAIRN_OK;
@@ -258,7 +258,7 @@ void cairn_pipeline_destroy(cairn_pipeline **pipeline) {
     if (!pipeline || !*pipeline) return;
     cairn_pipeline *p = *pipeline;
     if (p->modules) count_users(p, -1);
-    if (p->ahead.has_lanes) (void)cairn__device_synchronize(p->env->device); /* what is on its way would be lost */
+    if (p->ahead.has_lanes) (void)cairn__device_synchronize(p->env->device); /* messages in flight would be lost */
     if (p->partner_group) cairn__optimizer_set_partners(p->options.optimizer, NULL);
     cairn__ties_end(p);
     cairn_group_destroy(&p->partner_group);

@@ -1,4 +1,4 @@
-/* Replicas: making and ending them. */
+/* Creates and destroys a cairn_data_parallel. */
 #include <stdio.h>
 
 #include "core/alloc.h"
@@ -69,7 +69,7 @@ out:
 
 /* ---- GPUs ---- */
 
-/* Without device_ids: the model's, then the others in their order. */
+/* The GPU of replica i. Without device_ids: the model's GPU, then the others in order. */
 static int ordinal_of(const struct cairn_data_parallel_options *o, int own, int i) {
     if (o->device_ids) return o->device_ids[i];
     return i == 0 ? own : i <= own ? i - 1 : i;
@@ -135,7 +135,7 @@ out:
 void cairn_data_parallel_destroy(cairn_data_parallel **dp) {
     if (!dp || !*dp) return;
     struct cairn_data_parallel *d = *dp;
-    if (!d->env->begin_step(d->env)) { /* results would ask replicas that are gone */
+    if (!d->env->begin_step(d->env)) { /* a backward of old results would need the replicas */
         cairn__log(CAIRN_LOG_ERROR, "cairn_data_parallel_destroy: called within a backward; nothing was done");
         return;
     }

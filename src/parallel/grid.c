@@ -1,4 +1,4 @@
-/* Ranks in rows and columns. */
+/* Grids: each row of ranks is a replica, each column one stage of all replicas. */
 #include "core/alloc.h"
 #include "core/log.h"
 #include "parallel/pipeline.h"

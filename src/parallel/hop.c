@@ -1,9 +1,9 @@
 /* Messages between neighbours.
  *
- * What is sent is copied into a slot, so that its memory is free at once. Where the group has memory of its own, slots
- * are there, and the receiver copies from them (shm) when it comes, without this rank. How large arrays are is known
- * only when they have been sent: the first ones go from memory of the hop's, and the next step begins with all ranks
- * making room. */
+ * An array is copied into a slot before it is sent, so the caller may reuse its memory at once. If the group has memory
+ * of its own, the slots are there, and the receiver copies from them (shm) without this rank's help. Sizes are known
+ * only once arrays have been sent: the first ones are sent from the hop's own memory, and all ranks allocate group
+ * memory as the next step begins. */
 
 #include "core/alloc.h"
 #include "core/trace.h"
@@ -19,7 +19,7 @@ size_t cairn__parcel_nbytes(const struct cairn__parcel *parcel) {
     return cairn__parcel_numel(parcel) * cairn_dtype_nbytes((cairn_dtype)parcel->dtype);
 }
 
-/* Groups know no bool. */
+/* Groups have no bool type. */
 cairn_dtype cairn__parcel_dtype(const struct cairn__parcel *parcel) {
     return parcel->dtype == CAIRN_BOOL ? CAIRN_U8 : (cairn_dtype)parcel->dtype;
 }
@@ -35,7 +35,7 @@ out:
     return st;
 }
 
-/* Both directions have a channel, so that a gradient need not wait its turn among activations. */
+/* Each direction has its own channel, so gradients do not queue behind activations. */
 cairn_status cairn__hop_connect(struct cairn__hop *hop, cairn_group *group, bool is_back, bool is_ring) {
     const int rank = cairn_group_rank(group), ranks = cairn_group_size(group);
     const int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
@@ -51,7 +51,7 @@ out:
     return st;
 }
 
-/* The group's memory and works go with it. */
+/* Destroying a group frees its memory and its works. */
 void cairn__hop_end(struct cairn__hop *hop) {
     if (hop->in == hop->out) hop->in = NULL;
     cairn_group_destroy(&hop->out);
@@ -71,7 +71,7 @@ void cairn__hop_begin(struct cairn__hop *hop, bool is_known) {
     if (hop->has_lanes) cairn__lanes_begin(hop, is_known);
 }
 
-/* Lanes are aborted without a word: the pipeline's channel has it, and its peers look there. */
+/* Lanes are aborted without a message: the pipeline's channel carries it, and the peers look there. */
 cairn_status cairn__hop_kill(struct cairn__hop *hop, cairn_status status) {
     if (!hop->has_lanes) return cairn__group_kill(hop->out, status);
     cairn_group_abort(hop->out);
@@ -148,7 +148,7 @@ out:
     return st;
 }
 
-/* From memory that it sees the receiver copies by itself; elsewhere this rank has to move it on. */
+/* From memory that the receiver sees, it copies by itself; other messages need this rank to make progress. */
 cairn_status cairn__hop_flush(struct cairn__hop *hop) {
     if (hop->is_alone) return CAIRN_OK;
     const bool moves_alone = hop->out && cairn__group_shares_memory(hop->out) && hop->largest <= hop->part;

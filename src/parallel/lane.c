@@ -1,20 +1,21 @@
 /* Messages between GPUs.
  *
- * A lane is a group of two ranks that goes one way: the first one sends, the other receives. What a communicator does
- * runs in order in one stream, and a send stays at its head until its receive has begun; so ranks whose sends and
- * receives shared a communicator would wait for each other, 1F1B's neighbours in the first steady step. A rank has up
- * to four lanes: activations and gradients, in and out.
+ * A lane is a group of two ranks with one direction: the first rank sends, the second receives. A communicator runs its
+ * operations in order in one stream, and a send blocks that stream until its receive has begun. If two neighbours sent
+ * and received over one communicator, they would wait for each other; with 1F1B in the first steady step. So a rank has
+ * up to four lanes: activations and gradients, in and out.
  *
- * No schedule can stop here. Message k of a lane waits for the one before, for the action that makes it, and for the
- * receiver's actions before the one that wants it; an action waits for the message that it wants, and where it sends
- * message k for the end of message k - slots of that lane. These are the rules by which tests/parallel/plan_test.c
- * plays all schedules to their end. Both ends launch the same messages, one by one and at once: a launch that held two
- * would wait for what only the second needs. A receive is posted by the action that wants it: one that stood on the GPU
- * before would hold up what waits for all of the GPU (memory that is allocated, a kernel that is loaded), and with it
- * the actions that the sender may wait for.
+ * No schedule can deadlock. Message k of a lane waits for message k - 1, for the action that makes it, and for the
+ * receiver's actions before the one that needs it. An action waits for the message that it needs and, if it sends
+ * message k, for the end of message k - slots of that lane. By these rules tests/parallel/plan_test.c plays all
+ * schedules to their end. Both ends launch the same messages, one at a time and without delay: a launch of two messages
+ * would wait for what only the second needs. The action that needs a message posts its receive. A receive that was on
+ * the GPU earlier would block calls that wait for the whole GPU (allocating memory, loading a kernel), and with them
+ * actions that the sender may wait for.
  *
- * The host has to know what arrives, and a parcel in device memory is known only when the device has come to it. So
- * parcels travel in the first call with such a batch, and each end keeps them; calls that follow send arrays alone. */
+ * The host has to know what arrives, but can read a parcel in device memory only once the device has received it. So
+ * parcels are sent only in the first call with a batch of a given shape, and each end keeps them; later calls send only
+ * the arrays. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -22,8 +23,8 @@
 
 /* ---- making ---- */
 
-/* Disjoint lanes are made together: those of even numbers, those of odd ones, and the last where it closes a ring of an
- * odd number of ranks. */
+/* Lanes without a common rank are created in the same turn: first the even lanes, then the odd ones, then the last lane
+ * if it closes a ring of an odd number of ranks. */
 static int turn_of(int lane, int ranks) {
     return lane == ranks - 1 && ranks % 2 ? 2 : lane % 2;
 }
@@ -41,7 +42,7 @@ out:
     return st;
 }
 
-/* Lane i leads from place i to the next; places are counted in the direction of the hop. */
+/* Lane i leads from place i to place i + 1. A place is a rank, counted in the direction of the hop. */
 cairn_status cairn__lanes_connect(struct cairn__hop *hop, cairn_group *group, bool is_back, bool is_ring) {
     const int ranks = cairn_group_size(group), rank = cairn_group_rank(group);
     const int place = is_back ? ranks - 1 - rank : rank, before = (place + ranks - 1) % ranks;
@@ -57,8 +58,8 @@ cairn_status cairn__lanes_connect(struct cairn__hop *hop, cairn_group *group, bo
         TRY(cairn_group_split(group, is_sender ? place : is_receiver ? before : -1, is_sender ? 0 : 1, NULL, &made));
         if (is_sender) hop->out = made;
         if (is_receiver) hop->in = made;
-        /* A library may connect two ranks with their first message, for which both hosts then wait: here, where both
-         * are. */
+        /* A library may connect two ranks at their first message, and both hosts then wait. So the first message is
+         * sent here, where both are. */
         if (made)
             TRY(is_sender ? cairn_send(hop->out, hop->slots[0].head, 1, CAIRN_I64, hop->to, NULL)
                           : cairn_recv(hop->in, hop->head, 1, CAIRN_I64, hop->from, NULL));
@@ -77,7 +78,7 @@ out:
     return st;
 }
 
-/* ... and launches it. */
+/* Sends, and launches the send. */
 static cairn_status post(struct cairn__hop *hop, const void *x, size_t n, cairn_dtype dtype, cairn_work **work) {
     cairn_status st = CAIRN_OK;
     TRY(cairn_send(hop->out, x, n, dtype, hop->to, work));
@@ -86,7 +87,7 @@ out:
     return st;
 }
 
-/* Where the lane was aborted meanwhile nothing has come. */
+/* If the lane was aborted meanwhile, nothing arrived, and cairn__group_progress returns the error. */
 cairn_status cairn__lane_hear(struct cairn__hop *hop, struct cairn__parcel *parcel) {
     struct cairn__told *told = &hop->received;
     cairn_status st = CAIRN_OK;

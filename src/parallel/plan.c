@@ -1,14 +1,14 @@
 /* Schedules.
  *
- * Each is a list of forwards, a list of backwards, and how many forwards come before the first backward; from there on
- * they alternate. Interleaved, both lists go by rounds of about as many micro-batches as there are ranks: all of a
- * round through the first chunk, then through the second, so that the last rank's output of a chunk arrives at the
- * first rank when that one comes to the next chunk; backwards go the other way round. Rounds are never smaller than the
- * number of ranks where there are so many micro-batches: a rank would wait for an output that comes after its own next
- * one. */
+ * A schedule is a list of forwards, a list of backwards, and the number of forwards before the first backward; from
+ * there on they alternate. Interleaved schedules divide the micro-batches into rounds of about as many as there are
+ * ranks. All micro-batches of a round pass the first chunk, then all pass the second, so the last rank's output of a
+ * chunk arrives at the first rank when that rank reaches the next chunk. Backwards pass the chunks in reverse. A round
+ * is never smaller than the number of ranks, if there are that many micro-batches: otherwise a rank would wait for an
+ * output that comes after its own next one. */
 #include "parallel/plan.h"
 
-/* Rounds of equal size, but for one more in the first `larger` of them. */
+/* Rounds of `size` micro-batches; the first `larger` rounds have one more. */
 struct rounds {
     int size, larger;
 };

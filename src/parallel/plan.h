@@ -1,4 +1,4 @@
-/* What each rank of a pipeline does, in which order: a function of numbers alone. */
+/* Schedules: what each rank of a pipeline runs, in which order. Pure functions of a few numbers. */
 #ifndef CAIRN__PARALLEL_PLAN_H
 #define CAIRN__PARALLEL_PLAN_H
 
@@ -14,16 +14,16 @@ struct cairn__action {
     int micro_batch;
 };
 
-/* The actions of one rank: a forward and a backward of every chunk and micro-batch, of each chunk's in the order of the
- * micro-batches. out [2 * chunks * micro_batches]. */
+/* Writes the actions of one rank to out [2 * chunks * micro_batches]: a forward and a backward of every chunk and
+ * micro-batch. Within a chunk, forwards and backwards are in micro-batch order. */
 void cairn__pipeline_plan(cairn_pipeline_schedule schedule, int rank, int ranks, int chunks, int micro_batches,
                           struct cairn__action *out);
 
-/* The most micro-batches, counted once a chunk, between forward and backward. */
+/* The largest number of micro-batches between forward and backward at a time; a micro-batch counts once per chunk. */
 int cairn__pipeline_plan_in_flight(const struct cairn__action *actions, size_t count);
 
-/* How many messages a rank may have on the way to each neighbour before it waits for the oldest to be received. With
- * fewer, interleaved schedules of some sizes would wait for ever (tests/parallel/plan_test.c). */
+/* How many messages a rank may have in flight to each neighbour before it waits for the oldest to be received. With
+ * fewer, interleaved schedules of some sizes would deadlock (tests/parallel/plan_test.c). */
 int cairn__pipeline_slots(cairn_pipeline_schedule schedule, int ranks);
 
 #endif

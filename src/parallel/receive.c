@@ -1,6 +1,6 @@
-/* What arrives in a stage, as an operation that the room adds to nn's: a result whose values come from the stage
- * before, and whose gradient goes back there. So contributions to the gradient are added up in the type of the
- * activation, as in a graph that is not cut here, and the values' memory is the tape's. */
+/* Receives activations, as an operation that this room adds to nn's: the values of its result come from the previous
+ * stage, and its backward sends the gradient back. Contributions to the gradient are thus added up in the activation's
+ * type, as in a graph that is not cut here, and the tape owns the values' memory. */
 #include <string.h>
 
 #include "core/trace.h"
@@ -28,12 +28,12 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     return cairn__hop_receive_values(&r->pipeline->ahead, &r->parcel, cairn__tensor_values(cairn__node_result(node)));
 }
 
-/* The sender's chunk: the last rank's is one before where the first rank receives. */
+/* The chunk of the sender. The first rank receives from the last rank's previous chunk. */
 static int64_t senders_chunk(const cairn_pipeline *p, int64_t chunk) {
     return cairn__pipeline_has_first(p) ? chunk - 1 : chunk;
 }
 
-/* The anchor gets no gradient: none is read. */
+/* The anchor gets no gradient, because none is read. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct receiving *r = receiving_of(node);
     struct cairn__parcel parcel = r->parcel;

@@ -1,7 +1,6 @@
-/* A replica: an environment, a module and, with amp, a context in a thread, which waits for work.
+/* A replica: a thread that waits for jobs, with an environment, a module and, with amp, a context.
  *
- * Between a job's end and the next one's beginning the replica's objects are the program's thread's, which ends there
- * what a forward has made. */
+ * Between jobs the replica's objects belong to the program's thread, which then destroys what a forward has made. */
 #include <stdio.h>
 #include <string.h>
 
@@ -50,7 +49,7 @@ static cairn_status check_buffers(const struct cairn__replica *r) {
     return CAIRN_OK;
 }
 
-/* It is alone there: replicas have nothing to say to each other. */
+/* An environment of one rank, since replicas do not communicate. */
 static cairn_status make_env(struct cairn__replica *r) {
     const struct cairn_data_parallel *dp = r->dp;
     const struct cairn_device *d = dp->env->device;
@@ -130,7 +129,7 @@ static void end_early(void *at) {
     give_up(at, cairn__fail(CAIRN_EPEER, "its thread ended within a function of the program's (pthread_exit)"));
 }
 
-/* Without an environment it ends at once. */
+/* If the environment could not be created, the thread ends at once. */
 int cairn__replica_run(int rank, void *of) {
     struct cairn_data_parallel *dp = of;
     struct cairn__replica *r = &dp->replicas[rank % dp->num_replicas];
@@ -178,7 +177,8 @@ out:
     return st;
 }
 
-/* A leaf of the replica's with what is in the model's memory: there, or a copy of it. NULL on error. */
+/* A leaf in the replica's environment over `from`, memory of the model's device, or with a copy of it if the
+ * replica is remote. NULL on error. */
 static cairn_tensor *bring(const struct cairn__replica *r, cairn_dtype dtype, int ndim, const int64_t *shape,
                            char *from) {
     cairn_tensor *t = NULL;
@@ -219,7 +219,7 @@ static cairn_status check_output(const struct cairn__replica *r, cairn_tensor *y
     return CAIRN_OK;
 }
 
-/* The loss times its rows, in f64, to the model's memory. */
+/* Writes the loss times its rows, in f64, to the model's memory. */
 static cairn_status hand_over_loss(const struct cairn__replica *r, const struct cairn__scattered *f,
                                    const struct cairn__scattered_part *part) {
     struct cairn_device *d = r->env->device;
@@ -282,8 +282,8 @@ void cairn__replica_leave(struct cairn__replica *r, struct cairn__scattered_part
 
 /* ---- a backward ---- */
 
-/* A leaf: the rows of the whole gradient that are this output's; of losses, the replica's share of the gradient of the
- * mean over the batch. */
+/* A leaf with the rows of the result's gradient that belong to this output; of a loss, the replica's share of the
+ * gradient of the mean over the batch. */
 static cairn_tensor *take_grad(const struct cairn__replica *r, const struct cairn__scattered *f) {
     const bool is_loss = cairn__replicas_return_losses(r->dp);
     const struct cairn__scattered_part *part = &f->parts[r->index];
@@ -309,7 +309,7 @@ static size_t param_nbytes(const struct cairn__param *p) {
     return p->n * cairn_dtype_nbytes(p->dtype);
 }
 
-/* Leaves' gradients are f32, or f64 as they are. */
+/* A leaf's gradient is f32, or f64 if the leaf is f64. */
 static size_t input_nbytes(const cairn_tensor *x) {
     return cairn_tensor_numel(x) * (cairn_tensor_dtype(x) == CAIRN_F64 ? sizeof(double) : sizeof(float));
 }
@@ -326,7 +326,7 @@ size_t cairn__replica_grad_nbytes(const struct cairn__replica *r, const struct c
     return nbytes;
 }
 
-/* *grad, of a remote replica's memory, is copied to *to, which is advanced. */
+/* If the replica is remote: copies *grad to *to in the model's memory, sets *grad to the copy, and advances *to. */
 static cairn_status hand_over(const struct cairn__replica *r, const void **grad, size_t nbytes, char **to) {
     cairn_status st = CAIRN_OK;
     if (!r->is_remote || !*grad) return CAIRN_OK;

@@ -1,6 +1,6 @@
-/* A batch over the replicas, as an operation of the model's environment: its inputs are the program's and those
- * parameters that an output depends on, its result is the outputs put together. Its backward runs the replicas', and
- * brings each parameter the sum of theirs. */
+/* A forward over all replicas, as one operation of the model's environment. Its inputs are the program's inputs and the
+ * parameters that an output depends on; its result is the concatenated outputs or the mean loss. Its backward runs the
+ * replicas' backwards and gives each parameter the sum of their gradients. */
 #include <stdio.h>
 #include <string.h>
 
@@ -55,7 +55,7 @@ static cairn_status make_forward(struct cairn_data_parallel *dp, int count, int6
     f->count = count;
     f->rows = rows;
     f->records = cairn__records(dp->env);
-    /* As torch.chunk. A batch without rows is the first replica's. */
+    /* As torch.chunk. A batch without rows goes to the first replica. */
     f->each = (rows + dp->num_replicas - 1) / dp->num_replicas;
     f->used = f->each > 0 ? (int)((rows + f->each - 1) / f->each) : 1;
     TRY(cairn__calloc(dp->set->count + 1, sizeof(f->reached[0]), (void **)&f->reached));
@@ -74,7 +74,7 @@ out:
     return st;
 }
 
-/* After a job that ended with st: also one that failed may have queued what uses the model's memory. */
+/* After a job that ended with st: a failed job, too, may have queued work that uses the model's memory. */
 static cairn_status come_back_with(const struct cairn_data_parallel *dp, const struct cairn__scattered *f,
                                    cairn_status st) {
     char why[CAIRN__REPLICA_WHY];
@@ -95,7 +95,7 @@ static cairn_status infer(const struct cairn__node *node) {
     return cairn__infer_as(node, s->dtype, s->ndim, s->shape);
 }
 
-/* In f64, whose sum of few terms is rounded once to any other type that is as short. */
+/* In f64, so that the mean of a few losses of a shorter type is rounded once. */
 static void write_mean(const struct cairn_data_parallel *dp, const struct cairn__scattered *f, cairn_dtype dtype,
                        void *to) {
     struct cairn_device *d = dp->env->device;
@@ -107,7 +107,7 @@ static void write_mean(const struct cairn_data_parallel *dp, const struct cairn_
     d->math->map(d, CAIRN__MAP_COPY, &y, &mean, NULL);
 }
 
-/* Into memory that may have been another result's on the model's GPU until now. */
+/* The model's GPU may still use the result's memory for an earlier result, so the replicas' streams wait for it. */
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct scatter *s = scatter_of(node);
     const struct cairn__scattered *f = s->forward;
@@ -129,7 +129,7 @@ out:
 
 /* ---- its backward ---- */
 
-/* Leaves' gradients are f32, or f64 as they are. */
+/* A leaf's gradient is f32, or f64 if the leaf is f64. */
 static cairn_status bring_input(struct cairn__tape *tape, const struct scatter *s, cairn_tensor *t, int index) {
     struct cairn_device *d = s->dp->env->device;
     const cairn_dtype dtype = cairn_tensor_dtype(t);
@@ -156,7 +156,7 @@ out:
     return st;
 }
 
-/* Those of parameters, from the last to the first, as the node has them. */
+/* Gives the parameters their gradients, from the last parameter to the first: the order of the node's inputs. */
 static cairn_status bring_params(struct cairn__tape *tape, const struct scatter *s, const struct cairn__node *node) {
     struct cairn_data_parallel *dp = s->dp;
     cairn_status st = CAIRN_OK;
@@ -178,7 +178,7 @@ out:
     return st;
 }
 
-/* Where remote replicas' gradients arrive. */
+/* Allocates the memory where remote replicas' gradients arrive. */
 static cairn_status make_room(const struct cairn_data_parallel *dp, const struct cairn__scattered *f) {
     cairn_status st = CAIRN_OK;
     for (int r = 0; r < f->used; r++) {
@@ -191,7 +191,7 @@ out:
     return st;
 }
 
-/* It cannot be walked again. Once all are consumed, what the replicas hold for them goes. */
+/* A consumed forward has no second backward. Once all forwards are consumed, frees what the replicas hold for them. */
 static void consume(struct cairn_data_parallel *dp, struct cairn__scattered *f) {
     bool all = true;
     f->is_consumed = true;
@@ -226,7 +226,7 @@ out:
 static const struct cairn__guest_op scatter = {
     .name = "data_parallel", .keeps_types = true, .infer = infer, .forward = forward, .backward = backward};
 
-/* ---- putting together ---- */
+/* ---- gathering outputs ---- */
 
 static cairn_status find_shape(const struct cairn__scattered *f, bool loss, struct scatter *s) {
     const struct cairn__scattered_part *first = &f->parts[0];
@@ -249,7 +249,7 @@ static cairn_status find_shape(const struct cairn__scattered *f, bool loss, stru
     return CAIRN_OK;
 }
 
-/* The program's inputs, then parameters from the last to the first, the order in which their gradients come. */
+/* The program's inputs, then the parameters from last to first: the order in which their gradients become ready. */
 static cairn_status list_inputs(const struct cairn_data_parallel *dp, struct cairn__scattered *f, cairn_tensor ***out,
                                 int *count) {
     cairn_tensor **params = NULL, **all = NULL;
@@ -283,7 +283,7 @@ static cairn_tensor *gather(struct cairn_data_parallel *dp, struct cairn__scatte
     return y;
 }
 
-/* What the first replica made of the model's buffers, and how far the random numbers are. */
+/* Copies the first replica's buffers to the model, and advances the model's random numbers as far as any replica's. */
 static cairn_status take_back(const struct cairn_data_parallel *dp, const struct cairn__scattered *f) {
     const struct cairn__replica *first = &dp->replicas[0];
     cairn_status st = CAIRN_OK;
@@ -291,7 +291,7 @@ static cairn_status take_back(const struct cairn_data_parallel *dp, const struct
         const uint64_t next = dp->replicas[r].env->next_stream;
         if (next > dp->env->next_stream) dp->env->next_stream = next;
     }
-    for (int r = 1; r < f->used; r++) /* until then they read the model's buffers */
+    for (int r = 1; r < f->used; r++) /* the others read the model's buffers until then */
         TRY(cairn__device_wait_for(first->env->device, dp->replicas[r].env->device));
     TRY(cairn__copy_buffers(first->env->device, first->module, dp->model));
 out:
@@ -310,7 +310,7 @@ static cairn_tensor *run_forward(struct cairn_data_parallel *dp, cairn_tensor *c
     if (come_back_with(dp, f, st) == CAIRN_OK) y = gather(dp, f);
     for (int r = 0; r < f->used; r++) cairn__replica_leave(&dp->replicas[r], &f->parts[r]);
     f->inputs = NULL;
-    if (!y || !cairn__tensor_wants_grad(y)) { /* no backward comes */
+    if (!y || !cairn__tensor_wants_grad(y)) { /* no backward will come */
         dp->num_forwards--;
         forget(dp, f);
     }

@@ -1,8 +1,8 @@
-/* A batch through the stages.
+/* cairn_pipeline_step and cairn_pipeline_eval: one batch through the stages.
  *
- * Every rank runs its list of actions in order; what an action lacks from a neighbour it waits for. All that a
- * micro-batch makes counts as made by a module, so that it ends with its backward, and its memory goes to the next
- * micro-batch. */
+ * Every rank runs its list of actions in order; an action waits for the message that it needs from a neighbour. Results
+ * of a micro-batch count as made inside a module (cairn__inside_begin), so they end with its backward, and the next
+ * micro-batch reuses their memory. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,22 +18,22 @@ struct run {
     cairn_tensor *input, *target;
     int64_t rows, split;
     int micro_batches;
-    bool wants_loss; /* here; on the last rank alone */
-    double loss;     /* the mean over the batch, once it was read */
+    bool wants_loss; /* the caller passed loss; only on the last rank */
+    double loss;     /* the mean over the batch; set by read_loss */
     cairn_dtype loss_type;
     cairn_tensor **output; /* NULL = not wanted */
-    uint64_t terms;        /* a hash of what all ranks have said */
-    bool has_results;      /* the last rank is to return a loss or an output */
+    uint64_t terms;        /* a hash of what all ranks sent in begin */
+    bool has_results;      /* the last rank returns a loss or an output */
 };
 
-/* ---- before: all ranks agree on what comes ---- */
+/* ---- before the actions: all ranks compare their calls ---- */
 
 struct call {
-    int64_t status;                /* of what the rank checked by itself */
+    int64_t status;                /* of the rank's own checks */
     int64_t trains, rows, targets; /* targets: rows of the target; -1 = none is given */
     int64_t has_results;
-    uint64_t largest; /* bytes of an array sent so far */
-    uint64_t shapes;  /* a hash of what shapes of messages follow from, beside numbers of rows */
+    uint64_t largest; /* bytes of the largest array sent so far */
+    uint64_t shapes;  /* a hash of what determines the messages' shapes, except the number of rows */
 };
 
 static cairn_status check_rows(const cairn_pipeline *p, const cairn_tensor *t, const char *what, int64_t *rows) {
@@ -133,7 +133,7 @@ static cairn_status begin(struct run *r, const char *name) {
     mine.largest = p->ahead.largest > p->back.largest ? p->ahead.largest : p->back.largest;
     TRY(cairn__group_exchange(p->channel, all, &mine, sizeof(mine)));
     for (int i = 0; i < p->ranks; i++) failed |= all[i].status != CAIRN_OK;
-    if (failed) return cairn__group_agree_on_status(p->channel, name, own); /* with that rank's sentence */
+    if (failed) return cairn__group_agree_on_status(p->channel, name, own); /* with the failed rank's sentence */
     TRY(compare(all, p->ranks));
     for (int i = 0; i < p->ranks; i++) largest = all[i].largest > largest ? all[i].largest : largest;
     TRY(cairn__hop_share(&p->ahead, (size_t)largest));
@@ -188,7 +188,7 @@ out:
     return st;
 }
 
-/* Rows of an output follow those of its input, n of them for each. */
+/* Copies the output's rows into the whole output. Every row of input makes `each` rows, in the input's order. */
 static cairn_status keep_output(struct run *r, int m, cairn_tensor *y) {
     cairn_status st = CAIRN_OK;
     const cairn_dtype dtype = cairn_tensor_dtype(y);
@@ -217,7 +217,7 @@ out:
     return st;
 }
 
-/* The mean over the batch: once all is queued, since a GPU is waited for. */
+/* Computes the mean over the batch. Runs after all work has been queued, because it waits for the GPU. */
 static cairn_status read_loss(struct run *r) {
     cairn_status st = CAIRN_OK;
     cairn_tensor *losses = NULL;
@@ -286,7 +286,8 @@ out:
 
 /* ---- backward ---- */
 
-/* The gradient of the stage's output, in *grad: a leaf over memory of the pipeline's. NULL: none reached it. */
+/* Receives the gradient of the stage's output: *grad is a leaf over the pipeline's memory, or NULL if no gradient
+ * reached the output. */
 static cairn_status receive_grad(cairn_pipeline *p, int chunk, int m, cairn_tensor **grad) {
     struct cairn__parcel parcel;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
@@ -315,7 +316,7 @@ out:
     return st;
 }
 
-/* Of several modules amp would count each one's backward as a micro-batch. */
+/* With several modules amp would count each module's backward as a micro-batch, so it gets the micro-batch's number. */
 static cairn_status backward_from(const cairn_pipeline *p, cairn_tensor *from, cairn_tensor *grad, int m) {
     cairn_optimizer *optimizer = p->options.optimizer;
     if (p->options.amp)
@@ -344,19 +345,19 @@ out:
 
 /* ---- replicas ---- */
 
-/* Gradients stay on this rank until the last micro-batch's backward, which averages the sum of all over the replicas;
- * or longer, where the program has said so. */
+/* Keeps gradients unsynced until the last micro-batch's backward, which averages their sum over the replicas; longer if
+ * the program has ddp_no_sync on. */
 static cairn_status keep_unsynced(const struct run *r, int chunk, bool on) {
     const cairn_pipeline *p = r->p;
     const bool is_one = r->micro_batches == 1 || !p->ddp[chunk];
     return is_one || r->stays_unsynced ? CAIRN_OK : ddp_no_sync(p->ddp[chunk], on);
 }
 
-/* ---- all of it ---- */
+/* ---- the whole call ---- */
 
 static cairn_status run_actions(struct run *r) {
     cairn_pipeline *p = r->p;
-    /* The messages of a call follow from what all ranks have said before it. */
+    /* What all ranks sent in begin determines the messages of the call. */
     const bool is_known = r->terms == p->terms;
     const size_t count = 2 * (size_t)p->chunks * (size_t)r->micro_batches;
     cairn_status st = CAIRN_OK;
@@ -369,7 +370,7 @@ static cairn_status run_actions(struct run *r) {
         if (a->is_backward && a->micro_batch == r->micro_batches - 1) TRY(keep_unsynced(r, a->chunk, false));
         TRY(a->is_backward ? run_backward(r, a->chunk, a->micro_batch) : run_forward(r, a->chunk, a->micro_batch));
     }
-    TRY(read_loss(r)); /* which waits: the flushes see what has failed meanwhile */
+    TRY(read_loss(r)); /* this waits; the flushes return what failed meanwhile */
     TRY(cairn__hop_flush(&p->ahead));
     TRY(cairn__hop_flush(&p->back));
     p->terms = r->terms;
@@ -377,8 +378,9 @@ out:
     return st;
 }
 
-/* Between GPUs, before a result is returned. A stream goes on once a lane that it waits for was aborted: so each rank
- * waits for its GPU, checks its lanes, and only then meets the others. A rank that has failed does not come. */
+/* Between GPUs, before a result is returned. A stream that waits for a lane continues when the lane is aborted, and its
+ * results are then wrong. So each rank waits for its GPU, checks its lanes, and only then enters the barrier, which a
+ * failed rank never enters. */
 static cairn_status end_together(const struct run *r) {
     cairn_pipeline *p = r->p;
     cairn_status st = CAIRN_OK;
@@ -391,7 +393,8 @@ out:
     return st;
 }
 
-/* Other ranks may wait in either channel; or, with their part done, for tied gradients or before their step. */
+/* Ends every group in which other ranks may be waiting: in either channel, or, after their actions, for tied gradients
+ * or before their optimizer's step. */
 static cairn_status fail(cairn_pipeline *p, cairn_status st) {
     if (st != CAIRN_EPEER && st != CAIRN_ETIMEOUT) cairn__fail_in(p->name);
     if (p->partner_group) st = cairn__group_kill(p->partner_group, st);

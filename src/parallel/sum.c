@@ -1,5 +1,5 @@
-/* Sums of the replicas' gradients: on the CPU one pass that reads all of a parameter's, in several threads; on a GPU a
- * pass a replica over the gradients of all parameters. */
+/* Sums the replicas' gradients: on the CPU in one multi-threaded pass per parameter, which reads the gradients of all
+ * replicas; on a GPU in one pass per replica, over the gradients of all parameters. */
 #include <string.h>
 
 #include "core/cpu.h"
@@ -25,7 +25,7 @@ static void clear(struct cairn_device *d, cairn_dtype dtype, void *to, size_t n)
 
 /* ---- on the CPU ---- */
 
-/* Arrays of n elements of a type, whose sum is formed in f32 in their order and rounded once. */
+/* Arrays of one type, which are summed in f32 in their order; the sum is rounded once. */
 struct sum {
     cairn__reduce_fn reduce;
     const void *from[CAIRN__MAX_RANKS];
@@ -69,7 +69,7 @@ static bool has_any(const struct cairn__scattered *f, size_t index, int begin, i
     return false;
 }
 
-/* Where halves are summed. */
+/* Gives every half gradient memory for its f32 sum. */
 static cairn_status place_sums(struct cairn_data_parallel *dp) {
     cairn_status st = CAIRN_OK;
     size_t nbytes = 0;
@@ -91,8 +91,8 @@ out:
     return st;
 }
 
-/* A replica's gradients of one type are added to the sums, those that are a parameter's last into the slots; is_first:
- * those that are a parameter's first, which begin the sum. */
+/* Adds gradients of replica r and of one type to the sums. is_first selects the parameters whose first gradient is r's,
+ * which starts the sum; is_last those whose last gradient is r's, which completes the sum into the slot. */
 static void add_replica(const struct cairn_data_parallel *dp, const struct cairn__scattered *f, int r,
                         cairn_dtype dtype, bool is_first, bool is_last) {
     struct cairn_device *d = dp->env->device;

@@ -1,5 +1,5 @@
-/* The threads of replicas, and how the program's waits for them. They are ranks of cairn_spawn_threads, called by a
- * thread of its own, since the program's goes on meanwhile. */
+/* The replicas' threads, and how the program's thread waits for them. The replicas are ranks of cairn_spawn_threads,
+ * which a separate thread calls, because the program's thread continues while they run. */
 #include <stdio.h>
 
 #include "core/cpu.h"
@@ -26,7 +26,7 @@ void cairn__team_await(struct cairn_data_parallel *dp, bool (*is)(const void *wh
 
 /* ---- work ---- */
 
-/* Not from is_gone on: that is set before the status is written. */
+/* Does not test is_gone, which is set before the status is written. */
 static bool has_done(const void *what) {
     const struct cairn__replica *r = what;
     return atomic_load(&r->done) == atomic_load(&r->posted) || atomic_load(&r->dp->has_ended);
@@ -39,7 +39,7 @@ static void post(struct cairn__replica *r, cairn_status (*work)(struct cairn__re
     atomic_fetch_add(&r->posted, 1);
 }
 
-/* The first that failed. */
+/* The status of the first replica that failed. */
 static cairn_status outcome(const struct cairn_data_parallel *dp, int used) {
     for (int i = 0; i < used; i++) {
         const struct cairn__replica *r = &dp->replicas[i];
@@ -84,7 +84,7 @@ static void *spawn(void *of) {
     return NULL;
 }
 
-/* Their beginning is their first work. */
+/* A replica's start counts as its first job. */
 cairn_status cairn__team_start(struct cairn_data_parallel *dp) {
     for (int i = 0; i < dp->num_replicas; i++) atomic_store(&dp->replicas[i].posted, 1);
     const int failed = pthread_create(&dp->spawner, NULL, spawn, dp);

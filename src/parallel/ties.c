@@ -1,6 +1,6 @@
-/* Parameters that several stages have and that are one. Their values begin equal and their gradients are added up at
- * the end of each step, in f32 without scale, so that equal optimizers keep them equal. Gradients of earlier steps,
- * which have been added up already, stand aside meanwhile. */
+/* Tied parameters: one parameter of which several stages have a copy. The copies start equal, and their gradients are
+ * added up over the ranks at the end of each step, unscaled and in f32, so equal optimizers keep the copies equal.
+ * Gradients of earlier steps, which have been added up already, are set aside meanwhile. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -22,7 +22,7 @@ static cairn_status find(cairn_pipeline *p, int module, const char *name, struct
     return CAIRN_OK;
 }
 
-/* What tied parameters have in common. */
+/* What must be equal for parameters to be tied. */
 struct kind {
     int64_t is_tied, dtype, has_master, ndim;
     int64_t shape[CAIRN_MAX_DIMS];
@@ -118,7 +118,7 @@ out:
     return st;
 }
 
-/* Where this rank's micro-batches have left none it brings zeros. */
+/* A rank whose micro-batches left no gradient contributes zeros. */
 static cairn_status sum(cairn_pipeline *p, struct cairn__tie *t) {
     struct cairn_device *d = p->env->device;
     struct cairn__grad *g = t->param->gradient;
