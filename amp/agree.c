@@ -1,6 +1,7 @@
-/* Agreement on overflow before ranks have reduced their gradients: for a step of the user's own, who averages between
- * its begin and its end, or not at all. Ranks exchange a few words on whether they found an overflow; only if one did,
- * all exchange what they found, so that every rank's report is the same and names parameter and rank. */
+/* Agreement on overflow for steps whose gradients ranks have not reduced: those between amp_begin_step and
+ * amp_end_step, where the user averages in between or not at all. Ranks first exchange a few words on whether they
+ * found an overflow. Only if one did do they exchange what they found, so that every rank's report is the same and
+ * names parameter and rank. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 #include "core/status.h"
 #include "guard.h"
 
-/* The words that every rank sends first; losses are a bit each. */
+/* The words that every rank sends first, with one bit for each loss. */
 enum { SKIPS, FOUND, LOSSES = FOUND + 2, WORDS = LOSSES + 2 };
 
 static size_t overflow_words(const struct cairn__amp_guard *g) {
@@ -56,7 +57,7 @@ out:
     return st;
 }
 
-/* Scalers of all ranks are updated for the same steps, also where a rank had no gradient. */
+/* Updates scalers for the same steps on all ranks, even on a rank that had no gradient. */
 static void take_over(struct cairn__amp_guard *g, const int32_t *all) {
     struct cairn_device *d = g->env->device;
     const uint32_t raised = 1;
@@ -84,7 +85,7 @@ static cairn_status exchange(struct cairn__amp_guard *g) {
             memcpy(&one, (const char *)g->theirs + (rank * count + i) * sizeof(one), sizeof(one));
             if (!one.micro_batch) continue;
             cairn__note_overflow(&all, one.micro_batch, one.rank, one.infs, one.nans);
-            if (one.rank < 0) continue; /* a gradient that ddp has reduced */
+            if (one.rank < 0) continue; /* ddp has reduced this gradient */
             cairn__ranks_add(&g->nonfinite_ranks, one.rank);
             g->knows_nonfinite_ranks = true;
         }
@@ -94,7 +95,7 @@ out:
     return st;
 }
 
-/* *all: what every one of size said. */
+/* *all = the union of the words of all ranks. */
 static void unite(const int32_t *words, int size, int32_t *all) {
     uint64_t found = 0, losses = 0;
     memset(all, 0, WORDS * sizeof(*all));
@@ -131,7 +132,8 @@ static bool is_any(const struct cairn__overflow *overflows, size_t count) {
     return false;
 }
 
-/* What every partner says, in their order; what is too long is cut. Then what each found, as a list. */
+/* Collects the explanations of all partners, in their order; long ones are cut. Then collects their overflows as a
+ * list. */
 static cairn_status exchange_sayings(struct cairn__amp_guard *g, const struct cairn__partners *partners) {
     const size_t count = cairn_optimizer_num_params(g->optimizer) + 1, size = (size_t)partners->size;
     struct cairn__overflow *own = NULL;
@@ -175,7 +177,7 @@ out:
     return st;
 }
 
-/* counts [2 * parameters] become those of all ranks. */
+/* Adds up counts [n] over all ranks. */
 static cairn_status sum_counts(const struct cairn__sharers *sharers, uint64_t *counts, size_t n) {
     uint64_t *all = NULL;
     cairn_status st = CAIRN_OK;
@@ -234,7 +236,7 @@ cairn_status cairn__guard_find_nonfinite_ranks(struct cairn__amp_guard *g) {
     struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
     bool found = false, looked = true;
     if (g->env->size == 1 || strcmp(d->ops->name, "cpu") != 0) return CAIRN_OK;
-    for (size_t i = 0; i < count; i++) { /* a set without ddp is this rank's alone, and so is its skip */
+    for (size_t i = 0; i < count; i++) { /* without ddp the set, and its skip, are this rank's alone */
         if (!sets[i]->listener || !sets[i]->listener->nonfinite_ranks) return CAIRN_OK;
     }
     TRY(cairn__device_download(d, &skips, cairn__optimizer_skip(g->optimizer), sizeof(skips)));

@@ -1,7 +1,8 @@
-/* The cast policy: a table of classes and a stack of scopes, read once for every operation.
+/* The cast policy: a table of classes and a stack of scopes, consulted once for every operation.
  *
- * It belongs to the environment and outlives every context: what a user set before amp_initialize holds after it, and a
- * scope that an early return left open ends with the one around it, or with the O1 context that it was begun in. */
+ * The policy belongs to the environment and outlives every context, so a class that the user sets before amp_initialize
+ * remains in force after it. A scope left open by an early return ends with the enclosing scope, or with the O1 context
+ * in which it was begun. */
 #include "casts.h"
 
 #include <limits.h>
@@ -16,7 +17,7 @@
 #include "nn/hooks.h"
 #include "ops.h"
 
-/* An operation of the user's own. */
+/* A custom operation of the user's. */
 struct own_op {
     char *name;
     amp_cast cast;
@@ -25,7 +26,7 @@ struct own_op {
 struct scope {
     int number;
     bool enabled;
-    cairn_dtype half_type; /* also of a scope that is off: one inside may be on again */
+    cairn_dtype half_type; /* set even if the scope is off: a scope inside it may be on */
 };
 
 struct casts {
@@ -35,11 +36,11 @@ struct casts {
     size_t num_own, own_capacity;
     uint64_t changes; /* of classes */
 
-    struct scope o1;              /* the bottom of the stack; off = there is none */
-    size_t below_o1;              /* scopes that were open when it began */
+    struct scope o1;              /* the bottom of the stack; off = no O1 context */
+    size_t below_o1;              /* scopes that were open when the O1 context began */
     bool verbose;                 /* the O1 context logs every cast */
     struct cairn__fp8_casts *fp8; /* the O1 context's; NULL = none */
-    bool in_fp8;                  /* the operation is what an fp8 cast makes of itself */
+    bool in_fp8;                  /* the operation is part of an fp8 product */
     struct scope *scopes;
     size_t depth, capacity;
     int last_number;
@@ -58,7 +59,7 @@ static const struct own_op *find_own(const struct casts *c, const char *name) {
     return NULL;
 }
 
-/* The first input that is half; 0 = none is. */
+/* The type of the first half input; 0 = none is half. */
 static cairn_dtype half_among(const struct cairn__op_question *q) {
     for (int i = 0; i < q->count; i++) {
         if (cairn__is_half(q->inputs[i])) return q->inputs[i];
@@ -99,7 +100,7 @@ static cairn_dtype choose(const struct cairn__op_question *q, amp_cast cast, cai
     return cast == AMP_CAST_HALF ? half_type : CAIRN_F32;
 }
 
-/* A product of the fp8 list. f64 is not narrowed, so it goes the usual way. */
+/* Computes a product of the fp8 list. f64 is never narrowed, so an f64 product is computed as usual. */
 static cairn_status replace(void *ctx, enum cairn__op op, int count, cairn_tensor *const *inputs, cairn_tensor **out) {
     struct casts *c = ctx;
     const struct scope *s = in_force(c);
@@ -120,7 +121,7 @@ out:
     return st;
 }
 
-/* One line for each type that is cast. */
+/* Logs one line for each type that is cast. */
 static void log_casts(const struct cairn__op_question *q, cairn_dtype to) {
     bool logged[CAIRN__DTYPE_END] = {false};
     for (int i = 0; i < q->count; i++) {
@@ -162,7 +163,7 @@ static void pop_to(struct casts *c, size_t depth) {
     if (c->below_o1 > depth) c->below_o1 = depth;
 }
 
-/* The scope and all inside it. 0 = the innermost. */
+/* Ends the scope and all scopes inside it. 0 = the innermost. */
 static cairn_status pop(struct casts *c, int number) {
     size_t depth = c->depth;
     if (number == 0 && depth > 0) number = c->scopes[depth - 1].number;
@@ -175,15 +176,15 @@ static cairn_status pop(struct casts *c, int number) {
 
 enum { TYPE_BITS = 8, SCOPE_BITS = TYPE_BITS + 1 };
 
-/* A policy as a number: whether the scope in force casts, its half type (of one that is off too, for scopes inside),
- * and how often classes have changed. */
+/* The policy as a number: whether the scope in force casts, its half type (even if it is off, for scopes inside), and
+ * how often classes have changed. */
 static uint64_t policy(void *ctx) {
     const struct casts *c = ctx;
     const struct scope *s = in_force(c);
     return c->changes << SCOPE_BITS | (uint64_t)s->enabled << TYPE_BITS | (uint64_t)s->half_type;
 }
 
-/* of 0: there was no policy yet, so nothing was cast. */
+/* of 0 means that there was no policy yet, so nothing was cast. */
 static cairn_status resume(void *ctx, uint64_t of, int *number) {
     struct casts *c = ctx;
     if (of == 0) return push(c, false, CAIRN_F16, number);
@@ -229,7 +230,7 @@ out:
     return st;
 }
 
-/* The class of an operation that the user has not set. */
+/* The class of an operation whose class the user has not set. */
 static amp_cast own_class(const struct casts *c, int op) {
     return c->fp8 && cairn__fp8_takes_by_default(op) ? AMP_CAST_FP8 : cairn__amp_op_row(op)->cast;
 }
@@ -321,7 +322,7 @@ cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast) {
     if (cairn__amp_op_named(op, &id)) return set_class(c, id, cast);
     if (cast) return set_own(c, op, cast);
     const struct own_op *own = find_own(c, op);
-    if (own) { /* without a class it follows its inputs, as any of the user's own */
+    if (own) { /* without a class it follows its inputs, as every custom operation */
         c->changes++;
         cairn__free(own->name);
         c->own[own - c->own] = c->own[--c->num_own];

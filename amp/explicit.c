@@ -1,9 +1,9 @@
 /* Explicit scaling, as with torch's GradScaler: scale, backward, unscale, step, update.
  *
- * A gradient keeps the scale of its own backward, and every reader multiplies by its inverse. This file checks the
- * order of the calls and passes an overflow on: by a guard to the optimizer whose gradient it is, and to the scaler,
- * which amp_scaler_update changes once. An optimizer gets a guard from the first call that names it; an optimizer of a
- * context has the context's. */
+ * A gradient keeps the scale of its own backward, and every reader multiplies by the inverse. This file checks the
+ * order of the calls, and passes an overflow to the gradient's optimizer (through a guard) and to the scaler, which
+ * amp_scaler_update updates once. The first call that names an optimizer creates its guard; an optimizer of a context
+ * has the context's guard. */
 #include "core/alloc.h"
 #include "core/status.h"
 #include "guard.h"
@@ -15,15 +15,15 @@ struct user {
     struct cairn__amp_guard *guard;
     bool is_guard_ours;
     enum stage stage; /* since the last update */
-    bool recorded;    /* it has had gradients to check since then */
+    bool recorded;    /* its gradients were checked since the last update */
 };
 
 struct cairn__users {
-    amp_scaler *scaler; /* the one that our guards know */
+    amp_scaler *scaler; /* the scaler of the guards made here */
     struct user *list;
     size_t count, capacity;
-    bool recorded;   /* for any optimizer, also one that has been destroyed */
-    bool has_scaled; /* a loss, ever */
+    bool recorded;   /* for any optimizer, even a destroyed one */
+    bool has_scaled; /* a loss was scaled, ever */
 };
 
 /* ---- optimizers come and go ---- */
@@ -87,8 +87,8 @@ out:
     return st;
 }
 
-/* An overflow that unscale found for a step that was not made does not skip the next one, unless losses of a context
- * are pending for that optimizer. */
+/* Prepares for the next step. If unscale found an overflow and no step followed, the next step is not skipped for it,
+ * unless losses of a context are pending for that optimizer. */
 static void begin_again(amp_scaler *s) {
     for (size_t i = 0; s->users && i < s->users->count; i++) {
         struct user *u = &s->users->list[i];
@@ -103,10 +103,10 @@ static void begin_again(amp_scaler *s) {
 void cairn__scaler_end(amp_scaler **scaler) {
     if (!scaler || !*scaler) return;
     amp_scaler *s = *scaler;
-    cairn__scaler_read_last_reports(s); /* records are whole */
+    cairn__scaler_read_last_reports(s); /* completes the records */
     struct cairn__users *users = s->users;
     if (users) {
-        if (s->is_own) begin_again(s); /* a context's guards have ended */
+        if (s->is_own) begin_again(s); /* a context's guards have ended before */
         for (size_t i = 0; i < users->count; i++) {
             if (users->list[i].is_guard_ours) cairn__guard_destroy(&users->list[i].guard);
         }
@@ -174,7 +174,7 @@ static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *c
     if (u->guard->skips) cairn__guard_check_all(u->guard, raises, 2);
     if (u->stage == READY && cairn__scaler_looks(s)) {
         struct amp_scaler_statistics counted;
-        TRY(cairn__optimizer_prepare(u->optimizer)); /* sums beside slots become one gradient, as for the step */
+        TRY(cairn__optimizer_prepare(u->optimizer)); /* merges accumulated sums and slots, as the step does */
         TRY(cairn__guard_statistics(u->guard, s, &counted));
         cairn__statistics_add(&s->next, &counted);
     }
@@ -275,7 +275,7 @@ cairn_status amp_scaler_set_scale(amp_scaler *scaler, double scale) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_refuse_recording(scaler->env->device,
                                        "the scale cannot be set in a graph; set it between replays"));
-    TRY(cairn__scaler_read_reports(scaler)); /* of the old one */
+    TRY(cairn__scaler_read_reports(scaler)); /* reports of the old scale */
     cairn__scaler_put_scale(scaler, scale);
     if (!scaler->is_explicit) return CAIRN_OK;
     cairn__scaler_drop_found(scaler);

@@ -1,4 +1,4 @@
-/* fp8 codes and values of arrays in the host's memory. Halves go through f32, a block at a time. */
+/* fp8 codes and values of arrays in host memory. Half types are converted through f32, a block at a time. */
 #include "cairn/fp8.h"
 
 #include <math.h>
@@ -104,7 +104,7 @@ void cairn__fp8_round(int format, void *dst, cairn_dtype to, const void *x, cair
 struct amax_pass {
     const void *x;
     cairn_dtype dtype;
-    _Atomic uint32_t most; /* as bits, which compare as magnitudes do */
+    _Atomic uint32_t most; /* bits of a float, which compare as magnitudes do */
 };
 
 static void amax_piece(void *ctx, size_t begin, size_t end) {

@@ -1,8 +1,8 @@
-/* Which scales there are, when they are updated, and what is saved of them.
+/* The scales of fp8 casts: which exist, when they are updated, and what is saved.
  *
- * A product has three tensors: the input, the weight, and the gradient of the result. Delayed scaling needs them to be
- * the same ones in the next step, so that the scales of a product are those of the parameter it multiplies by; they are
- * made when it is first used. A product of two results has no such name, and is scaled by its current amax. */
+ * A product casts three tensors: the input, the weight, and the gradient of the result. Delayed scaling must find the
+ * same tensors in the next step, so the scales of a product belong to its weight, a parameter, and are created on first
+ * use. A product of two results has no parameter, and is scaled by its current amax. */
 #include "fp8_casts.h"
 
 #include <math.h>
@@ -27,7 +27,7 @@ struct cairn__fp8_casts {
     struct cairn_param_set *const *sets;
     size_t num_sets, num_params; /* of all sets */
     struct scales **scales;      /* [num_params], set by set; NULL = none yet */
-    float *amax;                 /* [num_params * TENSORS] for the ranks */
+    float *amax;                 /* [num_params * TENSORS] exchanged between ranks */
 };
 
 /* ---- one parameter's ---- */
@@ -53,7 +53,7 @@ out:
     return st;
 }
 
-/* num_params: it is of none of the sets. */
+/* Returns num_params if p is in none of the sets. */
 static size_t place_of(const struct cairn__fp8_casts *c, const struct cairn__param *p) {
     size_t first = 0;
     for (size_t i = 0; p && i < c->num_sets; i++) {
@@ -102,7 +102,7 @@ bool cairn__fp8_takes_by_default(int op) {
     return op == CAIRN__OP_LINEAR || op == CAIRN__OP_MATMUL;
 }
 
-/* Of the second operand, or else of the first, as in W x. */
+/* The scales of the second operand if it is a parameter, else of the first, as in W x. */
 static cairn_status scales_of(struct cairn__fp8_casts *c, cairn_tensor *const *operands, struct scales **out,
                               int *weight) {
     cairn_status st = CAIRN_OK;
@@ -143,7 +143,7 @@ out:
 
 /* ---- steps ---- */
 
-/* SHARED where all ranks have equal scales. */
+/* SHARED if all ranks have equal scales. */
 static enum cairn__entry_owner owner_of(const struct cairn__fp8_casts *c) {
     if (c->env->size > 1 && !c->recipe.reduces) return CAIRN__ENTRY_RANK;
     for (size_t i = 0; i < c->num_sets; i++) {
@@ -163,7 +163,7 @@ cairn_status cairn__fp8_casts_update(struct cairn__fp8_casts *c) {
     if (owner_of(c) == CAIRN__ENTRY_SHARED) TRY(cairn__fp8_reduce(c->env, c->amax, c->num_params * TENSORS));
     for (size_t i = 0; i < c->num_params * TENSORS; i++) {
         if (c->amax[i] == 0) continue;
-        TRY(begin_scales(c, i / TENSORS)); /* a product that this rank has not made yet */
+        TRY(begin_scales(c, i / TENSORS)); /* another rank has computed this product, this rank not yet */
         struct cairn__fp8_scale *s = &c->scales[i / TENSORS]->of[i % TENSORS];
         s->amax = c->amax[i];
         cairn__fp8_scale_update(s, &c->recipe);

@@ -1,13 +1,13 @@
-/* A product through fp8, made of three operations:
+/* A product through fp8, composed of three operations:
  *
  *     fp8_cast(x), fp8_cast(w)     f32 values that are those of the codes, times 1 / scale
  *     the product, in f32          of values as they are: nothing is lost but what its sums round
  *     fp8_result(product, bias)    the bias is added, and the sum rounded to the half type once
  *
- * Backward: fp8_result takes the bias's gradient from dy as it came, and hands dy through fp8 to the product, whose two
- * gradients multiply it with the operands that forward multiplied; fp8_cast hands on what comes, as if it had not
- * rounded. So does Transformer Engine's Linear: its products are of codes, and it multiplies their sums by both 1 /
- * scale after them, where here each operand is, before. */
+ * Backward: fp8_result computes the bias's gradient from the unrounded dy, and passes dy, cast through fp8, to the
+ * product, whose two gradients multiply it with the operands of forward. fp8_cast passes its gradient on unchanged, as
+ * if it had not rounded. Transformer Engine's Linear does the same, but multiplies codes, and multiplies their sums by
+ * both 1 / scale afterwards; here each operand is multiplied by 1 / scale before the product. */
 #include "fp8_products.h"
 
 #include <math.h>
@@ -26,7 +26,7 @@ struct cast {
     int format;
     bool at_random, notes;
     uint64_t seed, stream;
-    cairn_dtype half; /* of fp8_result */
+    cairn_dtype half; /* result type of fp8_result */
 };
 
 /* dst, f32, = x through fp8. dst may be x, f32. */
@@ -99,7 +99,7 @@ static cairn_status result_infer(const struct cairn__node *node) {
     return infer_as_first(node, ((const struct cast *)cairn__node_attrs(node))->half);
 }
 
-/* The bias is added to rows of cols a block at a time: no array of the sums. */
+/* Adds the bias a block at a time, which needs no array for the f32 sums. */
 static cairn_status result_forward(struct cairn__tape *tape, struct cairn__node *node) {
     const cairn_tensor *x = cairn__node_input(node, PRODUCT), *bias = bias_of(node), *result = cairn__node_result(node);
     struct cairn_device *d = cairn__node_device(node);
@@ -119,7 +119,7 @@ static cairn_status result_forward(struct cairn__tape *tape, struct cairn__node 
     return CAIRN_OK;
 }
 
-/* The product's gradient is where dy is widened; where it has none, as only the bias is trained, memory of its own. */
+/* Widens dy into the memory of the product's gradient, or, if only the bias is trained, into temporary memory. */
 static cairn_status result_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *product = cairn__node_input(node, PRODUCT), *bias = bias_of(node);
     struct cairn_device *d = cairn__node_device(node);
@@ -190,7 +190,7 @@ static cairn_tensor *multiply(const struct cairn__fp8_operation *o) {
     return o->op == CAIRN__OP_BMM ? cairn_bmm(a, b) : cairn_matmul(a, b);
 }
 
-/* linear would have seen to it. */
+/* cairn_linear_forward, which would check this, is called without the bias. */
 static cairn_status check_bias(const cairn_tensor *product, const cairn_tensor *bias) {
     char a[CAIRN__SHAPE_TEXT], b[CAIRN__SHAPE_TEXT];
     REQUIRE(cairn_tensor_ndim(bias) == 1 && cairn_tensor_size(bias, 0) == cairn_tensor_size(product, -1), CAIRN_EINVAL,

@@ -1,5 +1,5 @@
-/* Scales by Transformer Engine's rules; include/cairn/fp8.h has them in words, with their source. A ring in place of
- * its history that moves by one place at every update: the greatest of both is the same. */
+/* Scales by Transformer Engine's rules, which include/cairn/fp8.h states with their source. The history is a ring
+ * instead of an array that shifts by one place at every update; its greatest element is the same. */
 #include "fp8_scale.h"
 
 #include <float.h>
@@ -105,11 +105,11 @@ void cairn__fp8_scale_reset(struct cairn__fp8_scale *s, const struct cairn__fp8_
 }
 
 void cairn__fp8_scale_note(struct cairn__fp8_scale *s, float amax) {
-    s->amax = fmaxf(s->amax, amax); /* which takes no NaN */
+    s->amax = fmaxf(s->amax, amax); /* fmaxf ignores NaN */
 }
 
-/* For an amax above 0 and finite. A scale that overflowed does not map amax to the format's greatest, but as near as it
- * can; of one below the normal numbers the power of two would have an infinite inverse. */
+/* For a finite amax above 0. If the exact scale overflows, FLT_MAX maps amax as near to the format's maximum as
+ * possible. Below FLT_MIN, the power of two would have an infinite inverse. */
 static float scale_for(const struct cairn__fp8_recipe *recipe, float max, float amax) {
     const float exact = max / amax, scale = isinf(exact) ? FLT_MAX : exact;
     if (!recipe->power_of_two) return scale;
@@ -139,7 +139,7 @@ void cairn__fp8_scale_update(struct cairn__fp8_scale *s, const struct cairn__fp8
 
 /* ---- ranks ---- */
 
-/* Magnitudes compare as their bits do. */
+/* The bits of non-negative floats compare as the floats do. */
 cairn_status cairn__fp8_reduce(struct cairn_env *env, float *amax, size_t count) {
     const size_t ranks = (size_t)env->size;
     int32_t *all = NULL, *mine = NULL;

@@ -1,4 +1,4 @@
-/* Scales of tensors that a program casts by itself. */
+/* Scales for tensors that the program casts itself. */
 #include <math.h>
 #include <stdio.h>
 
@@ -11,7 +11,7 @@ struct cairn_fp8_scales {
     cairn_env *env;
     struct cairn__fp8_recipe recipe;
     struct cairn__fp8_scale *at; /* [count] */
-    float *amax;                 /* [count] scratch, for the ranks */
+    float *amax;                 /* [count] scratch, exchanged between ranks */
     size_t count;
 };
 

@@ -1,6 +1,6 @@
-/* Guards. Before a step is queued, gradients that no scaled loss has had checked are checked here, and the scalers of
- * the losses that led to it are updated once, at the first step that follows them. When the report of a skipped step
- * has been read, it is logged. */
+/* Guards. Before a step is queued, its guard checks the gradients that no scaled loss has checked. The scalers of the
+ * losses since the last step are updated once, by the first step after them. A skipped step is logged when its report
+ * has been read. */
 #include "guard.h"
 
 #include <inttypes.h>
@@ -44,7 +44,7 @@ void cairn__guard_check_all(struct cairn__amp_guard *g, uint32_t *const *raises,
     (void)cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), raises, num_raises);
 }
 
-/* Fails within a scaled loss, and with a scaler of explicit scaling, which cairn_step does not update. */
+/* Fails between begin and end of a scaled loss, and for a scaler used explicitly, which cairn_step does not update. */
 static cairn_status prepare(const struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__optimizer_prepare(g->optimizer));
@@ -70,19 +70,21 @@ static cairn_status before(void *ctx, struct cairn__step_end *end, bool *may) {
     TRY(cairn__optimizer_agree(g->optimizer, "cairn_step", prepare(g)));
     *may = true;
     uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
-    /* What no scaled loss has had checked, and accumulated sums: an overflow found here reaches no scaler. */
+    /* Checks gradients that no scaled loss has checked, and accumulated sums. An overflow found here reaches no
+     * scaler. */
     if (g->skips) cairn__guard_check_all(g, &skip, 1);
     g->knows_nonfinite_ranks = false;
     if (g->partners_say) g->partners_say[0] = '\0';
     cairn__found_end(&g->partners_found);
     g->nonfinite_ranks = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
-    if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g)); /* of this optimizer's own overflow alone */
+    /* Before partners agree: of this optimizer's own overflow alone. */
+    if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g));
     if (g->skips) TRY(cairn__guard_unite_shards(g));
     if (g->skips && cairn__optimizer_partners(g->optimizer)) TRY(cairn__guard_agree_with_partners(g));
     TRY(cairn__guard_count(g));
-    /* The scalers of the losses since the last step: the step's end updates them, unless another optimizer's has (none
-     * is pending then), and its report names one of them. */
+    /* The end of the step updates the scalers of the losses since the last step, unless another optimizer's step has
+     * done so (then none is pending). The step's report names one of them. */
     for (int id = 0; id < g->num_scalers; id++) {
         amp_scaler *scaler = g->scalers[id];
         if (!(g->losses >> id & 1) || scaler->is_explicit) continue;
@@ -148,7 +150,7 @@ static void name_ranks(const struct cairn__ranks *ranks, char *text, size_t nbyt
     if (count == 0) snprintf(text, nbytes, ", only in the sum over the ranks: the gradients of each rank are finite");
 }
 
-/* The first micro-batch, and the rank or ranks, that the overflows have in common. */
+/* Where the overflows come from: the first micro-batch, and the rank or ranks. */
 static void where_from(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
                        size_t nbytes) {
     uint32_t first = 0;
@@ -172,15 +174,15 @@ static void where_from(const struct cairn__amp_guard *g, const struct cairn__ove
         name_ranks(&g->nonfinite_ranks, text + used, nbytes - (size_t)used);
     } else if (several) {
         snprintf(text + used, nbytes - (size_t)used, ", on several ranks");
-    } else if (partners) { /* this rank, also where it is not known whether it was another replica of the stage */
+    } else if (partners) { /* this rank, even if another replica of the stage may have overflowed */
         snprintf(text + used, nbytes - (size_t)used, " (rank %d)", cairn_env_rank(g->env));
     } else if (rank >= 0 && cairn_env_size(g->env) > 1) {
         snprintf(text + used, nbytes - (size_t)used, ", on rank %" PRId32, rank);
     }
 }
 
-/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2"; before it "the loss of micro-batch 2 is inf or
- * nan on rank 1", which may be all there is. */
+/* Writes "the loss of micro-batch 2 is inf or nan on rank 1", or "non-finite gradient in weight (1 inf of 40), first in
+ * micro-batch 2", or both. */
 void cairn__guard_explain_own(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
                               size_t nbytes) {
     char names[512], from[160], which[40] = "", where[24] = "", loss[96] = "", gradients[768] = "";
@@ -239,7 +241,7 @@ static cairn_status log_skip(const struct cairn__amp_guard *g, const struct cair
         cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step: %s", why);
         return CAIRN_OK;
     }
-    /* Where no loss led here, any scaler's. */
+    /* Without a loss since the last step, any scaler's scale. */
     const double scale = r->scale != 0 ? r->scale : amp_scaler_get_scale(g->scalers[0]);
     cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scale stays %.10g: %s", scale, why);
     return CAIRN_OK;
@@ -249,7 +251,7 @@ int32_t cairn__guard_only_nonfinite_rank(const struct cairn__amp_guard *g) {
     int32_t rank = -1;
     size_t sets = 0;
     (void)cairn__optimizer_sets(g->optimizer, &sets);
-    if (sets > 1) return -1; /* ranks do not report in which set */
+    if (sets > 1) return -1; /* ranks do not report which set overflowed */
     for (int r = 0; g->knows_nonfinite_ranks && r < CAIRN__MAX_RANKS; r++) {
         if (cairn__ranks_has(&g->nonfinite_ranks, r)) {
             if (rank >= 0) return -1;
@@ -297,7 +299,7 @@ static cairn_status after(void *ctx, const struct cairn__step_report *r, const s
             if (shown.scale < r->scale) shown.verdict = CAIRN__SCALER_SHRANK;
         }
         remember(g, overflows);
-        const cairn_status logged = log_skip(g, &shown, overflows); /* also where the user's update has failed */
+        const cairn_status logged = log_skip(g, &shown, overflows); /* even if the user's update function failed */
         if (logged != CAIRN_OK) st = logged;
     }
     cairn__forget_anomaly(g->env); /* the next one noted belongs to another step */
@@ -326,7 +328,7 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
                                    .skips = skips};
     g->num_last = cairn_optimizer_num_params(optimizer) + 1;
     TRY(cairn__calloc(g->num_last, sizeof(g->last[0]), (void **)&g->last));
-    TRY(cairn__device_synchronize(env->device)); /* reports of steps before this guard are all in */
+    TRY(cairn__device_synchronize(env->device)); /* all reports of steps before this guard have arrived */
     g->last_before = cairn__optimizer_last_report(optimizer).number;
     const struct cairn__step_guard guard = {
         .ctx = g, .before = before, .after = after, .waits = waits, .owner = owner, .release = release};

@@ -1,5 +1,5 @@
-/* amp_initialize: all that can fail is done and checked before anything is changed that cannot be taken back; what
- * cannot fail comes last. */
+/* amp_initialize: does everything that can fail before any change that cannot be undone. Steps that cannot fail come
+ * last. */
 #include <string.h>
 
 #include "casts.h"
@@ -9,7 +9,7 @@
 #include "core/trace.h"
 #include "nn/hooks.h"
 
-/* ---- what was given ---- */
+/* ---- arguments ---- */
 
 static cairn_status check_set(const struct cairn__amp_parts *parts, const struct cairn_param_set *set) {
     REQUIRE(!set->amp, CAIRN_ESTATE,
@@ -74,13 +74,13 @@ static cairn_status take_parts(const struct cairn__amp_parts *parts, amp_context
         TRY(check_set(parts, parts->set));
         amp->sets[amp->num_sets++] = parts->set;
     }
-    if (!amp->policy.enabled) return CAIRN_OK; /* optimizers get no guard */
+    if (!amp->policy.enabled) return CAIRN_OK; /* without guards any optimizer is accepted */
     for (size_t i = 0; i < parts->num_optimizers; i++) TRY(check_optimizer(parts, amp, parts->optimizers[i]));
 out:
     return st;
 }
 
-/* ---- what a context consists of ---- */
+/* ---- the parts of a context ---- */
 
 static cairn_status add_guard(amp_context *amp, cairn_optimizer *optimizer) {
     cairn_status st = CAIRN_OK;
@@ -91,7 +91,7 @@ out:
     return st;
 }
 
-/* A set without an optimizer has one that updates nothing, so that there is one way through a step. */
+/* A set without an optimizer gets one that updates nothing, so that every step takes the same path. */
 static cairn_status make_guards(const struct cairn__amp_parts *parts, amp_context *amp) {
     cairn_status st = CAIRN_OK;
     const size_t words = (parts->num_optimizers + 1 + 63) / 64;
@@ -115,7 +115,7 @@ out:
     return st;
 }
 
-/* Of models: all memory first. Half buffers are dropped again where weights could not be made. */
+/* For models: allocates all memory first. If that fails for weights, half buffers are dropped again. */
 static cairn_status cast_models(amp_context *amp) {
     cairn_status st = CAIRN_OK;
     const struct cairn__amp_policy *policy = &amp->policy;
@@ -179,7 +179,8 @@ static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
 
 static void free_context(amp_context *amp) {
     if (!amp) return;
-    for (size_t i = 0; i < amp->num_sets && amp->policy.enabled; i++) { /* else the models may have ended */
+    for (size_t i = 0; i < amp->num_sets && amp->policy.enabled;
+         i++) { /* if disabled, the models may be destroyed already */
         if (!amp->sets[i]->amp) cairn__param_set_unwatch_losses(amp->sets[i]);
     }
     for (size_t i = 0; i < amp->num_guards; i++) cairn__guard_destroy(&amp->guards[i]);
@@ -225,7 +226,7 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
         amp->scalers[id]->ignores_overflow = amp->policy.enabled && !amp->policy.skip_nonfinite;
     }
     TRY(make_guards(parts, amp));
-    /* Own buffers have no losses that Cairn sees. */
+    /* For a set of the user's, Cairn sees no losses. */
     for (size_t i = 0; i < amp->num_sets && amp->num_models > 0 && cairn__amp_checks(amp); i++)
         TRY(cairn__param_set_watch_losses(amp->sets[i]));
     if (amp->policy.patch_ops) {
@@ -281,8 +282,8 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
 void amp_destroy(amp_context **amp) {
     if (!amp || !*amp) return;
     amp_context *a = *amp;
-    /* Reads the last reports while guards are there to log them. begin_step makes results of the step stale, a scaled
-     * loss without a backward among them. */
+    /* Reads the last reports while the guards that log them exist. begin_step makes the step's results stale, including
+     * a scaled loss without a backward. */
     (void)cairn__env_resolve(a->env);
     if (cairn__device_synchronize(a->env->device) == CAIRN_OK) (void)cairn__env_read_reports(a->env);
     a->env->begin_step(a->env);

@@ -1,6 +1,6 @@
-/* What a chain does between its children. Behind every child stands a link: forward a copy, backward it takes the
- * census of the gradient that comes from above, and hands it on multiplied by the child's scale. A last link in front
- * of the chain takes the whole product out again. */
+/* The links between the children of a chain. Every child is followed by a link, a copy in forward. In backward a link
+ * takes the census of the incoming gradient, and passes it on multiplied by the child's scale. A last link, in front of
+ * the chain, divides by the product of all scales. */
 #include "core/dtype.h"
 #include "core/status.h"
 #include "layer_chain.h"
@@ -13,13 +13,14 @@ static cairn_status copy_on(void *ctx, struct cairn_custom_array *y, const struc
     return CAIRN_OK;
 }
 
-/* What comes here is the gradient of the input of the child above. */
+/* dy is the gradient of the input of the next child. */
 static cairn_status scale_on(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
                              const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
     const struct cairn__link *l = ctx;
     const struct cairn__chain *c = l->chain;
     struct cairn_device *d = c->env->device;
-    const float *scales = cairn__tensor_memory(c->buffer); /* a last one, at count, takes the whole product out */
+    /* The element at count, 1 / P_0, divides by the product of all. */
+    const float *scales = cairn__tensor_memory(c->buffer);
     const size_t child = l->index + 1;
     const struct cairn__item item = {.n = dy->n, .dst = dx->data, .x = dy->data};
     (void)y, (void)x, (void)count;
@@ -38,7 +39,7 @@ static cairn_status scale_on(void *ctx, struct cairn_custom_array *dx, const str
 
 static cairn_status copy_on_cuda(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count,
                                  void *stream) {
-    (void)stream; /* the passes' own */
+    (void)stream; /* the passes use the same one */
     return copy_on(ctx, y, x, count);
 }
 

@@ -14,7 +14,8 @@ double cairn__normal_quantile(double share) {
     return low;
 }
 
-/* The significand of the largest is 2 less an ulp of 1, and the smallest is as many ulp of the least normal one. */
+/* The significand of the largest number is 2 - ulp(1), so the smallest subnormal is ulp(1) times the least normal
+ * number. */
 void cairn__layer_range(cairn_dtype dtype, double *least, double *most) {
     const struct cairn__dtype *type = cairn__dtype(dtype);
     int exponent;
@@ -22,7 +23,8 @@ void cairn__layer_range(cairn_dtype dtype, double *least, double *most) {
     *most = type->max;
 }
 
-/* A power of two, of a gradient that has a size. was: what it was multiplied by; above: what the next comes with. */
+/* The power of two that fits a gradient that is not zero. was: the factor it was multiplied by; above: the factor that
+ * the next one arrives with. */
 static double fitting(const struct cairn__layer_rule *rule, const struct cairn__layer_gradient *g, double was,
                       double above) {
     const double deviation = sqrt(g->squares / (double)g->count) / was, largest = g->largest / was;
@@ -30,7 +32,7 @@ static double fitting(const struct cairn__layer_rule *rule, const struct cairn__
     const double wanted = up > 1 ? up : 1;
     int exponent;
     (void)frexp(wanted < most ? wanted : most, &exponent);
-    return ldexp(1, exponent - 1); /* the power at or below it */
+    return ldexp(1, exponent - 1); /* the power of two at or below */
 }
 
 void cairn__layer_scales_next(const struct cairn__layer_rule *rule, const struct cairn__layer_gradient *gradients,
@@ -43,7 +45,7 @@ void cairn__layer_scales_next(const struct cairn__layer_rule *rule, const struct
         was *= a[i];
         if (g->nonfinite) {
             if (!blamed) next = a[i] / 2;
-            blamed = true; /* what is below has it from here */
+            blamed = true; /* children below get the overflow from here */
         } else if (g->count > 0) {
             next = fitting(rule, g, was, above);
         } else if (g->least > 0) {

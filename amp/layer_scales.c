@@ -1,5 +1,5 @@
-/* A chain of layers with a scale each: made, and given new scales. Gradients of parameters are divided where backward
- * hands them over (struct cairn__param.grad_factor): ddp, clipping and steps know nothing of the scales. */
+/* A chain of layers with one scale each: creation and updates. Backward divides parameters' gradients as it writes them
+ * (struct cairn__param.grad_factor), so ddp, clipping and steps need not know the scales. */
 #include "cairn/layer_scales.h"
 
 #include <math.h>
@@ -86,7 +86,7 @@ out:
     return st;
 }
 
-/* Parameters of child i are those of the path "i.". */
+/* The parameters of child i have names that begin with "i.". */
 static cairn_status divide_gradients(const struct cairn__chain *c, struct cairn_param_set *set) {
     const float *scales = cairn__tensor_memory(c->buffer);
     for (size_t i = 0; i < set->count; i++) {
@@ -192,7 +192,7 @@ out:
     return st;
 }
 
-/* After what each rank did by itself, with its status: whether all could, and have chains that are alike. */
+/* own is this rank's status so far. Checks that all ranks succeeded and have equal chains. */
 static cairn_status agree(const struct cairn__chain *c, cairn_status own) {
     const int32_t mine[2] = {(int32_t)c->count, own == CAIRN_OK};
     cairn_status st = CAIRN_OK;
@@ -211,7 +211,7 @@ out:
     return st;
 }
 
-/* In the order of the ranks, so that all get the same sums. The range is that of a rank that has one. */
+/* Adds up in rank order, so that all ranks get the same sums. The range is that of any rank that has one. */
 static cairn_status exchange(const struct cairn__chain *c, struct cairn__layer_gradient *gradients) {
     const size_t size = (size_t)c->env->size, words = c->count * sizeof(gradients[0]) / sizeof(int32_t);
     struct cairn__layer_gradient *all = NULL;

@@ -1,4 +1,4 @@
-/* Names of before, for programs that still have them: CONTRIBUTING.md says until when. */
+/* Old names, for programs that still use them. CONTRIBUTING.md says how long they stay. */
 #include "cairn/amp.h"
 #include "cairn/autocast.h"
 

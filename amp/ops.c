@@ -1,5 +1,5 @@
-/* The class of every operation under O1, with its reason, and what they are called.
- * Source: apex/amp/lists/{functional,torch,tensor}_overrides.py at 25.04; rows it does not list follow their input. */
+/* The class of every operation under O1, with its reason, and the operations' names. Source:
+ * apex/amp/lists/{functional,torch,tensor}_overrides.py at 25.04; rows it does not list follow their input. */
 #include "ops.h"
 
 #include <ctype.h>
@@ -157,7 +157,7 @@ bool cairn__amp_op_named(const char *name, int *op) {
     return false;
 }
 
-/* What torch, apex or Cairn's own calls say, and the operation, or the operations, that are behind it. */
+/* Names from torch, apex or Cairn's own calls, and the operation or operations that they stand for. */
 static const char *const other_names[][2] = {
     {"binary_cross_entropy", "bce"},
     {"binary_cross_entropy_with_logits", "bce_with_logits"},
@@ -180,7 +180,7 @@ static const char *const other_names[][2] = {
     {"split", "slice"},
 };
 
-/* Functions that a user may well write, and that are a letter or two away from one of Cairn's. */
+/* Plausible names of users' functions that differ from one of Cairn's by a letter or two. */
 /* clang-format off */
 static const char *const no_slips[] = {
     "acosh", "acot", "asinh", "atanh", "celu", "erfc", "exp2", "geglu", "reglu", "relu6", "rrelu", "rsub", "selu",
@@ -191,7 +191,7 @@ static const char *const no_slips[] = {
 
 enum { MAX_LETTERS = CAIRN__NEAREST_MAX };
 
-/* The form in which names are compared: "gelu" for "cairn_GELU_forward". */
+/* Normalises a name for comparison: "gelu" for "cairn_GELU_forward". */
 static void plain_name(const char *name, char plain[MAX_LETTERS]) {
     size_t n = 0;
     if (strncmp(name, "cairn_", 6) == 0) name += 6;
@@ -201,7 +201,7 @@ static void plain_name(const char *name, char plain[MAX_LETTERS]) {
     while (n > 1 && plain[n - 1] == '_') plain[--n] = '\0';
 }
 
-/* The operation whose name this nearly is; NULL = none. */
+/* The operation whose name is nearly this one; NULL = none. */
 static const char *nearest(const char *plain) {
     struct cairn__nearest found = {.written = plain};
     for (size_t i = 0; i < sizeof(no_slips) / sizeof(no_slips[0]); i++) {

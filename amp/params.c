@@ -1,8 +1,8 @@
-/* Trainers with their own buffers: the loss scale as a number or on the device, and a step that the user makes.
+/* amp for trainers with their own buffers: the loss scale as a number or on the device, and a step that the user makes.
  *
  * There is no amp_scale_loss here. A loss counts once gradients are declared ready after amp_next_scale or
- * amp_next_scale_device returned its scale; they are checked by the next call of these, a step, or a call that forgets
- * them. */
+ * amp_next_scale_device has returned its scale. The gradients are checked by the next call of either function, by a
+ * step, or by a call that forgets them. */
 #include <math.h>
 #include <stdio.h>
 
@@ -26,8 +26,8 @@ cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_o
 
 /* ---- losses ---- */
 
-/* Counts the loss whose scale amp_next_scale returned last, if it is not counted yet; also for gradients of a later
- * step that were declared without asking for a scale. */
+/* Counts the loss whose scale amp_next_scale returned last, if it is not counted yet. Also counts it for gradients of a
+ * later step that were declared without another amp_next_scale. */
 static void count_shown_loss(amp_context *amp, bool is_unsynced) {
     struct cairn__amp_guard *g = amp->guards[0];
     if (amp->shown.counted && g->micro_batch > 0) return;
@@ -45,8 +45,9 @@ cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
     return cairn__amp_checks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
 }
 
-/* Ranks must multiply by one scale, but may have read reports of different steps: waits for the device's reports. On
- * the device the scale is that of the steps before, unless the host decides it when reports come. */
+/* Ranks must multiply by the same scale, but may have read reports of different steps, so this waits for the device's
+ * reports. A scale on the device already includes all earlier steps, unless the host computes it from reports
+ * (AMP_SCALER_USER). */
 static cairn_status synchronize_scaler(const amp_context *amp, const char *call, amp_scaler *scaler, bool on_device) {
     const int rule = scaler->known.rule;
     const bool may_change = on_device ? rule == CAIRN__SCALER_USER : rule != CAIRN__SCALER_STATIC;
@@ -57,21 +58,21 @@ static cairn_status synchronize_scaler(const amp_context *amp, const char *call,
         TRY(cairn__device_refuse_recording(
             amp->env->device, "replays would come upon the scale of the program's own update at another step on each "
                               "rank; use another kind of scaler"));
-    if (amp->env->device->capturing) return CAIRN_OK; /* and a number is refused next */
+    if (amp->env->device->capturing) return CAIRN_OK; /* a scale as a number is refused next */
     snprintf(where, sizeof(where), "%s: ", call);
     TRY(cairn__scaler_synchronize(scaler, where));
 out:
     return st;
 }
 
-/* As a number, or on the device where that is NULL. */
+/* Returns the scale as a number, or on the device if number is NULL. */
 static cairn_status show_scale(amp_context *amp, const char *call, int loss_id, double *number, const float **shown) {
     amp_scaler *scaler = amp->scalers[loss_id];
     struct cairn_param_set *set = amp->sets[0];
     const struct cairn__loss_scale *cell = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__params_check_settled(call, set->params, set->count));
-    TRY(cairn__env_resolve(amp->env)); /* of the loss before */
+    TRY(cairn__env_resolve(amp->env)); /* checks the previous loss */
     TRY(synchronize_scaler(amp, call, scaler, !number));
     TRY(number ? cairn__scaler_show_scale(scaler, number, &cell) : cairn__scaler_show_on_device(scaler, shown, &cell));
     cairn__param_set_use_scale(set, cell);
@@ -140,7 +141,7 @@ cairn_status amp_begin_step(amp_context *amp, int *skip) {
     if (cairn__amp_checks(amp))
         TRY(cairn__device_download(amp->env->device, &raised, cairn__optimizer_skip(amp->own), sizeof(raised)));
     if (!raised) TRY(cairn__optimizer_unscale(amp->own));
-    amp->in_step = true; /* not before: a begin that failed may be tried again */
+    amp->in_step = true; /* set last: a begin that failed may be tried again */
     *skip = raised != 0;
 out:
     return st;
@@ -159,7 +160,7 @@ static cairn_status check_in_step(const char *call, const amp_context *amp) {
     return CAIRN_OK;
 }
 
-/* The user reads gradients, not a coefficient beside them. */
+/* The user reads the gradients, so clipping must be applied to them at once. */
 cairn_status amp_clip_grad_norm(amp_context *amp, double max_norm, double *norm) {
     cairn_status st = CAIRN_OK;
     TRY(check_in_step("amp_clip_grad_norm", amp));

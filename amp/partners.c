@@ -1,5 +1,5 @@
-/* What optimizers that step together found, each in parameters of its own: exchanged where one of them skips, so that
- * amp_last_overflow lists on every rank what it lists on the others. */
+/* Exchange of overflows between partners: optimizers that step together, each with its own parameters. They exchange
+ * when one of them skips, so that amp_last_overflow returns the same list on every rank. */
 #include <string.h>
 
 #include "cairn/amp.h"
@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "guard.h"
 
-/* What is sent of an overflow; its name comes behind it, with its end. */
+/* An overflow as it is sent, followed by its name with the terminating 0. */
 struct said {
     struct cairn__overflow what;
     int32_t stage;
@@ -19,7 +19,8 @@ struct sizes {
     int64_t count, nbytes;
 };
 
-/* Into out, unless that is NULL; own: [parameters + 1], the last one of the losses. */
+/* Writes overflows to out, unless out is NULL, and returns their sizes. own: [parameters + 1], the last is the
+ * losses'. */
 static struct sizes pack(const struct cairn__amp_guard *g, const struct cairn__partners *partners,
                          const struct cairn__overflow *own, char *out) {
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
@@ -41,7 +42,7 @@ static struct sizes pack(const struct cairn__amp_guard *g, const struct cairn__p
     return is;
 }
 
-/* Of one partner, what is of losses or what is not. */
+/* Appends one partner's overflows: those of losses, or those of parameters. */
 static void unpack(struct cairn__amp_found *found, const char *from, int64_t count, bool losses) {
     for (int64_t i = 0; i < count; i++) {
         struct said one;

@@ -1,6 +1,5 @@
-/* Opt levels as data. A preset says what a level means; a field of the user's options replaces one entry; checks say
- * which replacements make no sense. A setting that asks for something that would not happen is refused; one that asks
- * for what is so anyway is not.
+/* Opt levels as data. A preset defines a level, a field of the user's options overrides one entry, and checks refuse
+ * contradictory overrides. A setting that would have no effect is refused, unless it asks for what is the case anyway.
  * Source: apex/amp/frontend.py at 25.04, classes O0 to O3 and Properties.__setattr__. */
 #include "policy.h"
 
@@ -17,7 +16,7 @@
 #include "numbers.h"
 #include "scaler.h"
 
-/* In the column model_type of presets: CHOSEN_HALF = the half type that was chosen, NONE = types are left alone. */
+/* For the column model_type of presets: CHOSEN_HALF = the chosen half type, NONE = not cast. */
 enum { CHOSEN_HALF = -1, NONE = 0 };
 
 struct preset {
@@ -174,7 +173,8 @@ static cairn_status check_o1(const struct amp_options *o) {
     return CAIRN_OK;
 }
 
-/* Masters keep what rounding would lose, and f32 weights are not rounded. */
+/* Stochastic rounding needs half weights without masters: masters keep what rounding loses, and f32 weights are not
+ * rounded. */
 static cairn_status check_rounding(const struct amp_options *o, const struct cairn__amp_policy *p) {
     const bool may_be_half = cairn__is_half(p->cast_model_type) ||
                              (o->cast_model_type == AMP_KEEP_TYPES && (p->level == AMP_O2 || p->level == AMP_O3));
@@ -203,7 +203,7 @@ static cairn_status resolve_fp8(const struct amp_options *o, struct cairn__amp_p
 
 /* ---- the loss scale ---- */
 
-/* What both amp_options and its scaler can set must be set in one of them only. */
+/* A value that amp_options and its scaler options both have must be set in only one of them. */
 static cairn_status check_set_once(const struct amp_options *o, const struct amp_scaler_options *s) {
     const bool has_number = o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC;
     REQUIRE(!has_number || s->kind == AMP_SCALER_STATIC, CAIRN_EINVAL,
@@ -224,7 +224,7 @@ static cairn_status check_set_once(const struct amp_options *o, const struct amp
     return CAIRN_OK;
 }
 
-/* As the scaler's own check, in the words of the fields that were used. */
+/* The scaler's own check, with messages that name the fields the user set. */
 static cairn_status check_bounds(const struct amp_options *o, const struct amp_scaler_options *s) {
     if (o->min_loss_scale == 0 && o->max_loss_scale == 0) return CAIRN_OK;
     REQUIRE(
@@ -289,7 +289,7 @@ static cairn_status resolve(const struct amp_options *o, struct cairn__amp_polic
     TRY(check_values(o));
     p->level = o->opt_level ? o->opt_level : AMP_O1;
     p->half_type = o->half_type                         ? o->half_type
-                   : cairn__is_half(o->cast_model_type) ? o->cast_model_type /* says the half type too */
+                   : cairn__is_half(o->cast_model_type) ? o->cast_model_type /* implies the half type */
                                                         : CAIRN_F16;
     p->cast_model_type = resolve_model_type(o, p);
     if (p->level == AMP_O1) TRY(check_o1(o));
@@ -318,7 +318,7 @@ static cairn_status resolve(const struct amp_options *o, struct cairn__amp_polic
     p->num_losses = o->num_losses ? o->num_losses : 1;
     TRY(check_rounding(o, p));
     TRY(resolve_fp8(o, p));
-    /* O0 and O3 with a scale of 1 are the baselines: nothing between gradient and update. */
+    /* O0 and O3 with a scale of 1 are the baselines, which do nothing between gradient and update. */
     struct cairn__scaler_state s;
     TRY(resolve_scaler(o, p, &p->scaler));
     TRY(cairn__scaler_resolve(&p->scaler, 0, &s));
@@ -405,7 +405,7 @@ static void write_fp8(const struct cairn__amp_policy *p, char *text, size_t nbyt
 void cairn__amp_policy_summary(const struct cairn__amp_policy *p, char *text, size_t nbytes) {
     char scaler[160], rounding[48] = "", fp8[40] = "";
     struct cairn__scaler_state s;
-    if (cairn__scaler_resolve(&p->scaler, 0, &s) != CAIRN_OK) return; /* it was resolved before */
+    if (cairn__scaler_resolve(&p->scaler, 0, &s) != CAIRN_OK) return; /* cannot fail: it was resolved before */
     write_scaler(&s, scaler, sizeof(scaler));
     if (p->stochastic_rounding) {
         snprintf(rounding, sizeof(rounding), ", rounding by seed %llu", (unsigned long long)p->rounding_seed);
@@ -416,7 +416,7 @@ void cairn__amp_policy_summary(const struct cairn__amp_policy *p, char *text, si
              p->patch_ops ? ", casting ops" : "", rounding, fp8[0] ? ", fp8 " : "", fp8);
 }
 
-/* A line of the log. */
+/* One property in the log. */
 struct property {
     const char *name;
     bool is_rare; /* logged only where it differs from the level's default */
@@ -438,7 +438,7 @@ static char *add(struct properties *all, const char *name, bool is_rare, const c
     return p->value;
 }
 
-/* In apex's order, then ours. O1 leaves weights as they are. */
+/* Apex's properties in apex's order, then Cairn's own. O1 does not change weights. */
 static cairn_status list_properties(const struct cairn__amp_policy *p, struct properties *all) {
     enum { ROOM = sizeof(all->list[0].value) };
     struct cairn__scaler_state s;
@@ -480,7 +480,7 @@ static const char *value_of(const struct properties *all, const char *name) {
     return all->list[i].value;
 }
 
-/* ", name value" of what differs from the level's defaults and is not in the line already. */
+/* Writes ", name value" for every property that differs from the level's default and is not in the line already. */
 static void write_overrides(const struct properties *defaults, const struct properties *final, char *text,
                             size_t nbytes) {
     size_t used = 0;
@@ -503,7 +503,8 @@ void cairn__amp_policy_log(const struct cairn__amp_policy *p) {
         cairn__log(CAIRN_LOG_NOTICE, "amp is not enabled: nothing is cast, scaled or checked");
         return;
     }
-    if (cairn__amp_policy_resolve(preset, &unchanged) != CAIRN_OK) return; /* a level by itself has no contradictions */
+    /* Cannot fail: a level without overrides is consistent. */
+    if (cairn__amp_policy_resolve(preset, &unchanged) != CAIRN_OK) return;
     if (list_properties(&unchanged, &defaults) != CAIRN_OK || list_properties(p, &final) != CAIRN_OK) return;
     write_overrides(&defaults, &final, overrides, sizeof(overrides));
     cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s  half_type %s, loss_scale %s%s",

@@ -1,4 +1,4 @@
-/* What went wrong, for the user: which parameters overflowed, and what half types make of gradients. */
+/* Reports for the user: which parameters overflowed, and how gradients fit half types. */
 #include <math.h>
 
 #include "context.h"
@@ -7,7 +7,7 @@
 #include "core/options.h"
 #include "core/status.h"
 
-/* The guard of optimizer; NULL = of the only one. */
+/* The guard of optimizer; NULL = the only optimizer. */
 static cairn_status find_guard(const amp_context *amp, const cairn_optimizer *optimizer, const char *call,
                                struct cairn__amp_guard **out) {
     size_t index = 0;
@@ -101,7 +101,7 @@ cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, 
         const struct cairn__grad_view grad = cairn__grad_peek(params[i]->gradient);
         const struct cairn__item item = {.n = grad.n, .x = grad.x};
         const float least_normal =
-            grad.values == CAIRN_F16 ? 0x1p-14f : 0x1p-126f; /* of the types that hold gradients */
+            grad.values == CAIRN_F16 ? 0x1p-14f : 0x1p-126f; /* of the types in which gradients are stored */
         if (item.x) d->passes->census(d, &item, 1, grad.dtype, least_normal, &census[i]);
     }
     TRY(cairn__device_download(d, host, census, count * sizeof(host[0])));

@@ -1,10 +1,10 @@
-/* The scaled loss and what follows it: scale before backward, check after it, decide at the step.
+/* The scaled loss: scale before backward, check gradients after it, decide at the step.
  *
- * The scale lives on the device and goes with the loss: scaling copies it into a cell together with its inverse, and
- * backward points every parameter set it reaches at that cell, where the optimizer's pass reads it.
- * Whether a gradient overflowed is known when backward has settled: from the reduction that added the ranks up, or from
- * a read of the gradients. That read is put off until a call reads, changes or forgets them, which may have checked
- * them already. All ranks then hold equal gradients, so all decide alike without an exchange. */
+ * The scale is in device memory. Scaling a loss copies the scale and its inverse into a cell, backward makes every
+ * parameter set that it reaches refer to that cell, and the optimizer's pass reads the inverse there. Whether a
+ * gradient overflowed is known once backward has settled: from the reduction over ranks, or from a read of the
+ * gradients. That read is deferred until a call reads, changes or forgets the gradients, since a reduction or clipping
+ * may have checked them by then. All ranks then hold equal gradients, so all decide alike without an exchange. */
 #include <math.h>
 #include <string.h>
 
@@ -35,8 +35,8 @@ static bool is_given(const struct cairn__loss *loss, size_t i) {
 
 /* ---- checking the last loss ---- */
 
-/* If one optimizer of the loss has found an overflow, all of them skip their next step, and the scaler's found is
- * raised. Returns how many flags that are; 0 = more than raises has room for. */
+/* Lists the flags to raise if any optimizer of the loss has found an overflow: `skip` of all of them, since all skip
+ * their next step, and the scaler's found. Returns their number; 0 = more than raises has room for. */
 static size_t list_flags(const amp_context *amp, const struct cairn__loss *loss, uint32_t **raises) {
     size_t count = 0;
     raises[count++] = &amp->scalers[loss->id]->state->found;
@@ -48,7 +48,7 @@ static size_t list_flags(const amp_context *amp, const struct cairn__loss *loss,
     return count;
 }
 
-/* The flag that was raised in place of so many. */
+/* Raises these flags, in several passes, from the one flag that was raised in their place. */
 static void share(amp_context *amp, const struct cairn__loss *loss) {
     struct cairn_device *d = amp->env->device;
     uint32_t *into[CAIRN__SHARE_MAX];
@@ -57,7 +57,7 @@ static void share(amp_context *amp, const struct cairn__loss *loss) {
     into[count++] = &amp->scalers[loss->id]->state->found;
     for (size_t i = 0; i < amp->num_guards; i++) {
         if (!is_given(loss, i)) continue;
-        if (count == CAIRN__SHARE_MAX - 1) { /* the next ones get it from the other cell */
+        if (count == CAIRN__SHARE_MAX - 1) { /* the next pass reads the flag from the other word */
             into[count++] = other;
             d->passes->share_flag(d, from, into, count);
             uint32_t *swap = from;
@@ -84,8 +84,8 @@ cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved) {
     return CAIRN_OK;
 }
 
-/* Backward adds to gradients, so those of the last loss are checked first; or, where delay_unscale allows it and the
- * two losses have the same scaler and optimizers, both together later, which spares a read. */
+/* Backward adds to gradients, so those of the last loss are checked first. With delay_unscale, and if both losses have
+ * the same scaler and optimizers, they are checked together later, which saves a read. */
 static cairn_status check_last_loss(amp_context *amp) {
     const bool only_ours = amp->env->unresolved == &amp->unresolved && !amp->unresolved.next;
     const bool is_same = amp->begun.id == amp->ended.id &&
@@ -97,8 +97,8 @@ static cairn_status check_last_loss(amp_context *amp) {
 
 /* ---- scaling ---- */
 
-/* Whether the loss itself is infinite or NaN is noted in every set that the given optimizers update, and reaches other
- * ranks with the gradients. The pass that scales the loss checks it for the first set. */
+/* Scales the loss. Every set that the given optimizers update records whether the loss itself is infinite or NaN; other
+ * ranks learn of it with the gradients. The pass that scales the loss also checks it, for the first set. */
 static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
     cairn_tensor *scaled = NULL;
     for (size_t i = 0; i < amp->num_guards && cairn__amp_checks(amp); i++) {
@@ -107,7 +107,7 @@ static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
         struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
         for (size_t k = 0; k < count; k++) {
             uint32_t *const found = cairn__param_set_begin_loss(sets[k]);
-            if (!found) continue; /* a set of the user's: Cairn does not see its loss */
+            if (!found) continue; /* a set of the user's, whose loss Cairn does not see */
             if (scaled) {
                 if (cairn__loss_check(loss, found) != CAIRN_OK) return NULL;
             } else if (!(scaled = cairn__scaler_scale(amp->scalers[amp->begun.id], loss, found))) {
@@ -125,7 +125,7 @@ static void set_open(amp_context *amp, bool open) {
     amp->open = open;
 }
 
-/* Checks the options and takes them over to amp->begun. */
+/* Checks the options and stores them in amp->begun. */
 static cairn_status begin_loss(amp_context *amp, const struct amp_loss_options *o) {
     cairn_status st = CAIRN_OK;
     REQUIRE(o->loss_id >= 0 && o->loss_id < amp->policy.num_losses, CAIRN_EINVAL,
@@ -176,7 +176,7 @@ cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const str
     struct amp_loss_options o = {.struct_size = sizeof(o)};
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_loss_options"));
     TRY(check_closed(amp));
-    if (!loss) return cairn_backward(NULL); /* the cause */
+    if (!loss) return cairn_backward(NULL); /* reports why loss is NULL */
     REQUIRE(!o.grad, CAIRN_EINVAL, "amp_scale_loss: amp_loss_options.grad is for amp_backward_with");
     if (amp->policy.enabled) {
         TRY(begin_loss(amp, &o));
@@ -197,7 +197,7 @@ cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimize
                                scaled);
 }
 
-/* No backward of this loss can follow. */
+/* The loss is over: no backward of it can follow. */
 static void end_loss(const amp_context *amp) {
     for (size_t i = 0; i < amp->num_guards; i++) {
         size_t count = 0;
@@ -229,7 +229,7 @@ cairn_status amp_scale_loss_end(amp_context *amp) {
     return CAIRN_OK;
 }
 
-/* The scale in the gradient is this scaler's. */
+/* Begins a loss whose gradient is given, already multiplied by this scaler's scale. */
 static cairn_status begin_given(amp_context *amp, const struct amp_loss_options *o,
                                 const struct cairn__loss_scale **cell) {
     cairn_status st = CAIRN_OK;
@@ -255,7 +255,7 @@ cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struc
     TRY(o.grad ? begin_given(amp, &o, &cell) : amp_scale_loss_with(amp, loss, &o, &scaled));
     st = o.grad ? cairn__backward_scaled(scaled, o.grad, false, cell) : cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
-    set_open(amp, false); /* the caller has its cause; the next amp_scale_loss does not fail for it */
+    set_open(amp, false); /* the caller gets this error; the next amp_scale_loss must not fail for it */
     end_loss(amp);
 out:
     return st;

@@ -1,11 +1,11 @@
-/* The operation that scales a loss, which amp adds to nn's. */
+/* The operation that scales a loss, added by amp to nn's operations. */
 #include "core/status.h"
 #include "nn/hooks.h"
 #include "scaler.h"
 
 struct scaling {
     struct cairn__guest guest;
-    const struct cairn__scaler_state *scaler; /* in device memory, as all */
+    const struct cairn__scaler_state *scaler; /* in device memory, as cell and found are */
     struct cairn__loss_scale *cell;
     uint32_t *found;
 };
@@ -33,8 +33,8 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     return CAIRN_OK;
 }
 
-/* Where backward starts here, the gradient is the scale itself: it is read where it stands, by the one node that made
- * the loss. With a second use there would be a sum to write. */
+/* If backward starts here, the loss's gradient is the scale itself, which the node that made the loss reads from the
+ * cell. If the loss has a second use, the sum of both gradients needs memory. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *loss = cairn__node_input(node, 0);
     struct cairn_device *d = cairn__node_device(node);
@@ -50,7 +50,8 @@ out:
     return st;
 }
 
-/* A scale of 65536 is no f16 value: the loss goes to f32 first, and the result is f32 whatever the hook would say. */
+/* f16 cannot represent a scale of 65536, so the loss is cast to f32 first, and the result is f32 whatever the op hook
+ * would choose. */
 static const struct cairn__guest_op scale_loss = {
     .name = "scale_loss", .keeps_types = true, .infer = infer, .forward = forward, .backward = backward};
 

@@ -1,5 +1,4 @@
-/* Loss scalers as objects. Getters return the state after the last report that was read (`known`); the state itself is
- * in device memory. */
+/* Loss scalers as objects. The state is in device memory; getters return it as of the last report read (`known`). */
 #include "scaler.h"
 
 #include <assert.h>
@@ -33,7 +32,7 @@ static cairn_status update_by_user(struct amp_scaler *s, int found) {
             "the update function of loss scaler %d set the scale to %.10g; it must be a finite number above 0, so the "
             "scale stays %.10g",
             s->known.id, next.scale, before);
-    /* Only what the update may change goes into known, and to the device, which does not write it. */
+    /* Copies only the fields that the update may change to known and to the device, which never writes them. */
     struct cairn__scaler_state *k = &s->known;
     k->scale = next.scale < k->min ? k->min : next.scale > k->max ? k->max : next.scale;
     k->unskipped = next.growth_tracker < 0 ? 0 : next.growth_tracker;
@@ -48,7 +47,7 @@ static cairn_status update_by_user(struct amp_scaler *s, int found) {
     return CAIRN_OK;
 }
 
-/* What amp_scaler_update did to the scale. Where steps update the scaler, their guards log it, with gradients'
+/* Logs what amp_scaler_update did to the scale. If steps update the scaler, their guards log it, with gradients'
  * names. */
 static cairn_status log_update(const struct amp_scaler *s) {
     const struct cairn__scaler_state *k = &s->known;
@@ -95,7 +94,7 @@ static cairn_status read_report(struct amp_scaler *s, const struct cairn__scaler
 cairn_status cairn__scaler_read_reports(amp_scaler *s) {
     cairn_status worst = CAIRN_OK;
     struct cairn__scaler_report r;
-    if (s->env->device->capturing) return CAIRN_OK; /* what the user's update stores would be recorded */
+    if (s->env->device->capturing) return CAIRN_OK; /* stores by the user's update would be recorded */
     while (cairn__reports_next(s->reports, sizeof(r), &s->last_read, &r)) {
         const cairn_status st = read_report(s, &r);
         if (st != CAIRN_OK) worst = st;
@@ -155,7 +154,7 @@ out:
 
 void cairn__scaler_read_last_reports(amp_scaler *s) {
     if (cairn__device_synchronize(s->env->device) != CAIRN_OK) return;
-    if (s->is_own) (void)cairn__env_read_reports(s->env); /* its guards end too */
+    if (s->is_own) (void)cairn__env_read_reports(s->env); /* its guards end too, and need theirs */
     (void)cairn__scaler_read_reports(s);
 }
 
@@ -164,8 +163,8 @@ void cairn__scaler_free(amp_scaler **scaler) {
     struct cairn__report_reader **at = &s->env->readers;
     while (*at && *at != &s->reader) at = &(*at)->next;
     if (*at) *at = s->reader.next;
-    /* The cells are freed next, so gradients at their scales are accumulated. Where that fails their scale is lost, and
-     * all gradients count as incomplete. */
+    /* Gradients at the cells' scales are accumulated before the cells are freed. If that fails, their scale is lost,
+     * and all gradients become incomplete. */
     for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
         if (cairn__params_accumulate_at(s->env, &s->cells[i]) == CAIRN_OK) continue;
         for (struct cairn_param_set *set = cairn__last_set(s->env); set; set = set->next)
@@ -177,7 +176,7 @@ void cairn__scaler_free(amp_scaler **scaler) {
     *scaler = NULL;
 }
 
-/* ---- the way of a loss ---- */
+/* ---- the scale of a loss ---- */
 
 static bool stays_1(const struct amp_scaler *s) {
     return s->known.rule == CAIRN__SCALER_STATIC && s->known.scale == 1;
@@ -199,7 +198,7 @@ cairn_tensor *cairn__scaler_scale(amp_scaler *s, cairn_tensor *loss, uint32_t *f
     return cell ? cairn__scale_loss(loss, s->state, cell, found) : NULL;
 }
 
-/* The cell holds the scale that is returned to the user, whatever updates the device makes meanwhile. */
+/* Stores the scale that the user is given in a new cell, which later updates on the device do not change. */
 static cairn_status show_anew(struct amp_scaler *s) {
     struct cairn_device *d = s->env->device;
     struct cairn__loss_scale *cell = next_cell(s);
@@ -212,7 +211,7 @@ static cairn_status show_anew(struct amp_scaler *s) {
     return CAIRN_OK;
 }
 
-/* What was shown on the device holds until the step, as a number too. */
+/* A scale given on the device stays valid until the step, so the number must be that scale. */
 static cairn_status know_shown_scale(struct amp_scaler *s) {
     cairn_status st = CAIRN_OK;
     float scale = 0;
@@ -223,8 +222,8 @@ out:
     return st;
 }
 
-/* Whether gradients may carry what was shown last, or that is what would be shown anew. Replays may have been steps:
- * then the device's scale is another one, if they have moved it. */
+/* Whether the scale given last is still the one to give: gradients may carry it, or it equals the current scale.
+ * Replays may have been steps and changed the device's scale. */
 static cairn_status is_current(struct amp_scaler *s, bool *current) {
     cairn_status st = CAIRN_OK;
     double now = 0;
@@ -300,7 +299,7 @@ static void drop_pending(struct amp_scaler *s) {
     s->shown_on_device = false;
 }
 
-/* An update that is queued without the host, by a replay, has no statistics: no rule that looks is ever recorded. */
+/* Updates in replays have no statistics. They need none, since no rule that uses statistics can be recorded. */
 void cairn__scaler_leave_update(amp_scaler *s) {
     struct cairn_device *d = s->env->device;
     const struct amp_scaler_statistics *next = &s->next;
@@ -353,10 +352,10 @@ cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp_scaler_st
             "amp_scaler_get_state: struct_size is %zu; begin with AMP_SCALER_STATE_INIT", room);
     TRY(cairn__device_refuse_recording(d, "a scaler's state has no value yet; read it between replays"));
     TRY(cairn__device_synchronize(d));
-    TRY(cairn__scaler_read_reports((amp_scaler *)scaler)); /* the user's update decides what the state is */
+    TRY(cairn__scaler_read_reports((amp_scaler *)scaler)); /* the user's update computes the state */
     TRY(cairn__device_download(d, &now, scaler->state, sizeof(now)));
     cairn__scaler_state_show(&now, &shown);
-    shown.struct_size = room < sizeof(shown) ? room : sizeof(shown); /* the size that the caller was compiled with */
+    shown.struct_size = room < sizeof(shown) ? room : sizeof(shown); /* size in the caller's build */
     memcpy(state, &shown, shown.struct_size);
 out:
     return st;
@@ -386,7 +385,7 @@ cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind 
     return CAIRN_OK;
 }
 
-/* The ring is empty again, since reports are numbered by updates. */
+/* Empties the ring, since reports are numbered by updates. */
 void cairn__scaler_put(amp_scaler *s, const struct cairn__scaler_state *state) {
     struct cairn_device *d = s->env->device;
     const int32_t id = s->known.id;

@@ -1,4 +1,4 @@
-/* What a scaler may be made with, saved as and set to. */
+/* Values of scalers: options, fields of a state, and their checks. */
 #include "scaler.h"
 
 #include <float.h>
@@ -94,7 +94,7 @@ const char *cairn__scaler_kind_name(amp_scaler_kind kind) {
     return is_kind(kind) ? kinds[kind].name : NULL;
 }
 
-/* A scale as its kind holds it; floor and ceiling are scales. */
+/* Rounds a scale to its kind's precision; floor and ceiling too. */
 static double held(amp_scaler_kind kind, double scale) {
     return kind == AMP_SCALER_TORCH || kind == AMP_SCALER_MEGATRON ? (float)scale : scale;
 }
@@ -157,7 +157,7 @@ static void take_logmax(const struct amp_scaler_state *s, struct cairn__scaler_s
 cairn_status cairn__scaler_state_take(const struct amp_scaler_state *s, const char *where,
                                       struct cairn__scaler_state *out) {
     cairn_status st = CAIRN_OK;
-    const bool is_own = s->kind == AMP_SCALER_USER; /* the fields mean what its update makes of them */
+    const bool is_own = s->kind == AMP_SCALER_USER; /* the user's update function defines the fields */
     REQUIRE(is_kind(s->kind), CAIRN_EINVAL, "%skind is %d; it must be AMP_SCALER_STATIC to AMP_SCALER_HISTOGRAM", where,
             (int)s->kind);
     for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
@@ -273,7 +273,7 @@ double cairn__saturation_log(const struct amp_scaler_options *options) {
 
 static struct amp_scaler_state fresh_state(const struct amp_scaler_options *o) {
     const struct kind *kind = &kinds[o->kind];
-    const bool is_static = o->kind == AMP_SCALER_STATIC; /* floor and ceiling have no say */
+    const bool is_static = o->kind == AMP_SCALER_STATIC; /* floor and ceiling are not used */
     const int hysteresis = o->hysteresis ? o->hysteresis : kind->hysteresis;
     return (struct amp_scaler_state){
         .kind = o->kind,
@@ -297,7 +297,7 @@ cairn_status cairn__scaler_resolve(const struct amp_scaler_options *options, int
     if (!o.kind) o.kind = AMP_SCALER_APEX;
     TRY(check_options(&o));
     struct amp_scaler_state fresh = fresh_state(&o);
-    if (o.kind == AMP_SCALER_LOGMAX) { /* the running means begin at 0, and nothing corrects them yet */
+    if (o.kind == AMP_SCALER_LOGMAX) { /* the running means start at 0, without bias correction */
         fresh.log_max = or_default(o.log_max, 16);
         fresh.beta1 = or_default(o.beta1, 0.99);
         fresh.beta2 = or_default(o.beta2, 0.999);

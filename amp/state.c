@@ -1,5 +1,5 @@
-/* Scalers as text, a field a line: "loss_scaler0.scale 65536". Doubles have 17 digits, which are exact, and a point in
- * every locale. Reading checks everything before it changes anything. */
+/* Scalers as text, one field a line: "loss_scaler0.scale 65536". Doubles have 17 digits, which are exact, and a decimal
+ * point in every locale. Reading checks everything before it changes anything. */
 #include "scaler.h"
 
 #include <ctype.h>
@@ -25,7 +25,7 @@ static const struct { const char *apex, *ours; } aliases[] = {{"loss_scale", "sc
 
 struct text {
     char *at;
-    size_t room, length; /* of the whole text, also where room ends earlier */
+    size_t room, length; /* length of the whole text, even beyond room */
 };
 
 static void append(struct text *t, const char *line) {
@@ -83,7 +83,7 @@ int cairn__state_write(amp_scaler *const *scalers, size_t count, char *text, siz
 
 struct reading {
     struct amp_scaler_state *states; /* [AMP_MAX_LOSSES] */
-    uint64_t seen;                   /* a bit a scaler */
+    uint64_t seen;                   /* one bit for each scaler */
     int line;
 };
 
@@ -98,12 +98,12 @@ static bool read_kind(const char *value, amp_scaler_kind *out) {
     return false;
 }
 
-/* A number and nothing after it. */
+/* Reads a number that nothing follows. */
 static bool read_value(enum cairn__scaler_field_type type, const char *value, void *out) {
     char *end = NULL;
     errno = 0;
     if (type == CAIRN__FIELD_DOUBLE) {
-        *(double *)out = strtod(value, &end); /* infinite where too large, which the check refuses */
+        *(double *)out = strtod(value, &end); /* infinite if too large, which the check refuses */
         return end != value && !*end;
     }
     const long long number = strtoll(value, &end, 10);
@@ -126,7 +126,7 @@ static const struct cairn__scaler_field *find_field(const char *name) {
     return NULL;
 }
 
-/* "loss_scaler3.scale" to 3; *name = "scale". -1: it is no such key. */
+/* Returns 3 for "loss_scaler3.scale", with *name = "scale"; -1 if key has another form. */
 static int read_key(const char *key, const char **name) {
     char *end = NULL;
     if (strncmp(key, PREFIX, sizeof(PREFIX) - 1) != 0 || !isdigit((unsigned char)key[sizeof(PREFIX) - 1])) return -1;
@@ -136,7 +136,7 @@ static int read_key(const char *key, const char **name) {
     return (int)id;
 }
 
-/* line: without its end; is cut into words. */
+/* line: without its newline; split into words in place. */
 static cairn_status read_line(struct reading *r, char *line) {
     char where[384];
     char *rest = NULL;
@@ -164,7 +164,7 @@ static cairn_status read_line(struct reading *r, char *line) {
     return cairn__scaler_check_field(f, state, where);
 }
 
-/* Errors quote the line, which may be printed on a terminal. */
+/* Errors quote the line, which must be safe to print on a terminal. */
 static bool is_text(const char *line, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if ((line[i] < ' ' && line[i] != '\t' && line[i] != '\r') || line[i] > '~') return false;

@@ -1,4 +1,4 @@
-/* What amp saves: its scalers, and of each optimizer's guard which losses wait for a step of it. */
+/* The state that amp saves: its scalers, and for each optimizer's guard the losses that wait for its step. */
 #include <limits.h>
 #include <stdio.h>
 
@@ -10,8 +10,8 @@
 
 /* ---- one scaler; names begin with prefix ---- */
 
-/* A checkpoint has the fields of the kind that was saved. What an update tells besides the state that the next one
- * begins with is behind it. */
+/* A checkpoint has the fields of the kind that was saved. After the state from which the next update starts come the
+ * other results of the last update. */
 static cairn_status list_scaler(const amp_scaler *s, const char *prefix, enum cairn__entry_owner owner,
                                 struct cairn__entries *entries) {
     struct amp_scaler_state state = AMP_SCALER_STATE_INIT;
@@ -58,7 +58,7 @@ static cairn_status read_field(const struct cairn__scaler_field *f, const char *
     return CAIRN_OK;
 }
 
-/* Changes nothing yet; *next is for cairn__scaler_put. */
+/* Changes nothing yet: the caller gives *next to cairn__scaler_put. */
 static cairn_status read_scaler(amp_scaler *s, const char *prefix, const struct cairn__entries *entries,
                                 struct cairn__scaler_state *next) {
     struct amp_scaler_state state = AMP_SCALER_STATE_INIT;
@@ -88,7 +88,7 @@ static struct cairn_env *env_of_scaler(const void *object) {
     return ((const amp_scaler *)object)->env;
 }
 
-/* Which losses it will scale is not known: those of any parameters. */
+/* A scaler by itself may scale losses of any parameters. */
 static cairn_status list_own(void *object, struct cairn__entries *entries) {
     const amp_scaler *s = object;
     enum cairn__entry_owner owner = CAIRN__ENTRY_SHARED;
@@ -216,7 +216,7 @@ static cairn_status loaded(void *object, const struct cairn__entries *entries) {
         g->micro_batch = (int)cairn__entries_i64(entries, "optimizers.%zu.micro_batch", i);
         g->checks_late = cairn__entries_i64(entries, "optimizers.%zu.checks_late", i) != 0;
         g->checked_late = cairn__entries_i64(entries, "optimizers.%zu.checked_late", i) != 0;
-        g->last_before = 0; /* reports from here on are of steps behind the load, whatever their number */
+        g->last_before = 0; /* all later reports are of steps after the load, whatever their number */
     }
     amp->shown.id = (int)cairn__entries_i64(entries, "shown_loss");
     amp->shown.counted = false;

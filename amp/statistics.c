@@ -1,7 +1,7 @@
-/* What a step's gradients were, for scalers whose rules look at them: one census a gradient, brought to unscaled values
- * by the factor that the step will multiply it with. Ranks whose gradients are reduced hold equal ones and count alike,
- * without an exchange; where they decide on a step together before that, or as partners, they exchange their counts, so
- * that every scaler's update sees the same. */
+/* Statistics of a step's gradients, for scalers whose rules use them. One census is taken of each gradient, and
+ * converted to unscaled values by the factor that the step will multiply with. Ranks with reduced gradients have equal
+ * ones and count alike without an exchange. Ranks that decide on a step together before the reduction, and partners,
+ * exchange their counts, so that every scaler's update gets the same. */
 #include <math.h>
 
 #include "core/alloc.h"
@@ -34,12 +34,12 @@ out:
     return st;
 }
 
-/* What elements are compared with, as unscaled values; 0: nothing is. */
+/* Thresholds for unscaled elements; 0 = no comparison. */
 struct thresholds {
     double saturating, saturating_if_grown;
 };
 
-/* By the scale on the device: what the gradients were multiplied by. */
+/* Uses the scale on the device, which the gradients were multiplied by. */
 static cairn_status find_thresholds(const amp_scaler *s, struct thresholds *out) {
     const bool is_histogram = s->known.rule == CAIRN__SCALER_HISTOGRAM;
     const double log = is_histogram ? s->known.saturation_log : s->saturation_log;
@@ -54,14 +54,14 @@ out:
     return st;
 }
 
-/* A gradient, and what it is multiplied with to be unscaled. */
+/* A gradient, and the factor that unscales it. */
 struct counted {
     struct cairn__grad_view grad;
     double factor;
 };
 
-/* Factors are few: those of the losses since the last step. Of a parameter that several partners have, one of them
- * counts the gradient. */
+/* There are few different factors: those of the losses since the last step. If several partners have a parameter, one
+ * of them counts its gradient. */
 static cairn_status find_factors(const struct cairn__amp_guard *g, struct counted *list, size_t count) {
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
     const struct cairn__partners *partners = cairn__optimizer_partners(g->optimizer);
@@ -80,7 +80,7 @@ out:
     return st;
 }
 
-/* Two censuses of a gradient, of which the second only compares; one where nothing is compared. */
+/* Takes two censuses of each gradient, the second for the comparison after growth; one if there are no thresholds. */
 static void take_censuses(const struct cairn__amp_guard *g, const struct counted *list, const struct thresholds *t) {
     struct cairn_device *d = g->env->device;
     const size_t count = cairn_optimizer_num_params(g->optimizer);
@@ -123,7 +123,7 @@ out:
     return st;
 }
 
-/* *all: what every one of them said, in their order. A struct_size of 0 says that one could not count. */
+/* *all = the sum of all statistics, added in rank order. A struct_size of 0 means that a rank could not count. */
 static void unite(struct amp_scaler_statistics *all, const struct amp_scaler_statistics *said, int size) {
     *all = (struct amp_scaler_statistics){.struct_size = sizeof(*all)};
     for (int i = 0; i < size; i++) cairn__statistics_add(all, &said[i]);
@@ -185,7 +185,7 @@ cairn_status cairn__guard_count(struct cairn__amp_guard *g) {
         struct amp_scaler_statistics counted;
         if (!leads_here(g, id)) continue;
         TRY(cairn__guard_statistics(g, g->scalers[id], &counted));
-        g->scalers[id]->next = counted; /* in place of those of a step that failed */
+        g->scalers[id]->next = counted; /* replaces those of a step that failed */
     }
 out:
     return st;
