@@ -1,5 +1,6 @@
-# shellcheck shell=bash disable=SC2034 Sourced by quickstart and check: the packages that they install, and how they
-# build.
+# shellcheck shell=bash disable=SC2034
+
+# Sourced by quickstart and check: the packages that they install, and how they build.
 
 # Each row: a package, a command that succeeds if it is installed, and its purpose.
 PACKAGES_TO_BUILD=(
@@ -26,6 +27,7 @@ PACKAGES_TO_CHECK=(
     "libopenmpi-dev | pkg-config --exists ompi-c         | groups of ranks that mpirun or srun starts"
     "libpmix-dev    | pkg-config --exists pmix           | a job's secret through the launcher of its ranks"
     "clang-format   | command -v clang-format            | checks the layout of the sources"
+    "shellcheck     | command -v shellcheck              | checks the scripts"
     "cmake          | command -v cmake                   | finds the installed library as its users' projects do"
     "doxygen        | command -v doxygen                 | makes HTML of the public headers"
     "chromium       | command -v chromium                | shows cairn-lab's report to its test"
