@@ -305,7 +305,7 @@ static char *overflow(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void an_overflow_of_the_sum_only_names_no_ranks(void **state) {
+static void an_overflow_of_the_sum_alone_names_no_ranks(void **state) {
     (void)state;
     run_on("aabb", 1, overflow, NULL);
 }
@@ -434,7 +434,7 @@ int main(void) {
         cmocka_unit_test(another_hierarchy_is_refused),
         cmocka_unit_test(groups_of_some_ranks_have_levels_by_their_own),
         cmocka_unit_test(ranks_with_infinities_are_found_on_other_machines_too),
-        cmocka_unit_test(an_overflow_of_the_sum_only_names_no_ranks),
+        cmocka_unit_test(an_overflow_of_the_sum_alone_names_no_ranks),
         cmocka_unit_test(calls_that_differ_within_a_machine_are_named),
         cmocka_unit_test(memory_that_cannot_be_allocated_leaves_the_group_alive),
         cmocka_unit_test(steady_state_allocates_nothing),

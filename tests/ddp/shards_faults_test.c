@@ -87,7 +87,7 @@ static char *end_without_memory(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void partial_state_after_lack_of_memory_is_refused(void **state) {
+static void parameters_left_in_parts_by_lack_of_memory_are_refused(void **state) {
     (void)state;
     run_ranks(2, end_without_memory, NULL);
 }
@@ -269,7 +269,7 @@ static void optimizer_over_models_of_different_ranks_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_of_a_dead_group_are_refused),
-        cmocka_unit_test(partial_state_after_lack_of_memory_is_refused),
+        cmocka_unit_test(parameters_left_in_parts_by_lack_of_memory_are_refused),
         cmocka_unit_test(ranks_with_unequal_states_keep_parts),
         cmocka_unit_test(rank_without_memory_ends_the_calls_of_the_others),
         cmocka_unit_test(step_refused_on_one_rank_fails_on_all_at_once),

@@ -252,7 +252,7 @@ static void training_goes_on_to_the_bit_from_a_saved_state(void **state) {
 }
 
 /* A gradient and momentum of 0 move nothing, and a NaN does not pass as 0. 20 elements: a whole vector and a part. */
-static void lion_does_not_move_zeros_and_propagates_nan(void **state) {
+static void lion_keeps_weights_of_zero_gradients_and_propagates_nan(void **state) {
     struct cairn_lion_options h = CAIRN_LION_OPTIONS_INIT;
     float w[20], g[20] = {0};
     cairn_param param = {.name = "w", .data = w, .grad = g, .dtype = CAIRN_F32, .ndim = 1, .shape = {20}};
@@ -428,7 +428,7 @@ int main(void) {
         cmocka_unit_test(maximizing_is_minimizing_with_opposite_gradients),
         cmocka_unit_test(overflow_keeps_every_bit_of_weights_and_states),
         cmocka_unit_test(training_goes_on_to_the_bit_from_a_saved_state),
-        cmocka_unit_test(lion_does_not_move_zeros_and_propagates_nan),
+        cmocka_unit_test(lion_keeps_weights_of_zero_gradients_and_propagates_nan),
         cmocka_unit_test(late_groups_have_hyperparameters_and_counts_of_their_own),
         cmocka_unit_test(groups_by_rule_take_only_options_of_their_kind),
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
