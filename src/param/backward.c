@@ -4,7 +4,7 @@
 #include "param/param.h"
 #include "param/watcher.h"
 
-/* NULL = none, or not of unsynced gradients. */
+/* The listener to call; NULL = none, or gradients stay unsynced. */
 static const struct cairn__grad_listener *listener_of(const struct cairn_param_set *set) {
     return set->unsynced ? NULL : set->listener;
 }
@@ -39,7 +39,7 @@ cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
     return listener ? listener->progress(listener->ctx) : CAIRN_OK;
 }
 
-/* Where ddp reduces the gradients it is called after that, by settle. */
+/* If ddp reduces the gradients, settle calls this after the reduction. */
 void cairn__param_set_note_declared(struct cairn_param_set *set) {
     *(set->unsynced ? &set->declared_unsynced : &set->declared) = true;
     if (set->losses) cairn__env_list_unresolved(set->env, set->losses);
@@ -105,7 +105,7 @@ void cairn__param_set_drop_unsynced(struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) cairn__grad_forget_unsynced(set->params[i]->gradient);
 }
 
-/* ---- scales whose memory is used again ---- */
+/* ---- scales whose memory is reused ---- */
 
 cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cairn__loss_scale *scale) {
     cairn_status st = CAIRN_OK;

@@ -1,4 +1,4 @@
-/* Gradients in the user's memory: which he declares ready, and takes back. */
+/* Gradients in the user's memory: the user declares them ready, and takes them back. */
 #include "core/log.h"
 #include "core/status.h"
 #include "param/param.h"
@@ -11,7 +11,7 @@ static cairn_status check_range(const char *call, const cairn_param_set *set, si
     return CAIRN_OK;
 }
 
-/* Of a set with a listener, the first declaration after settle begins a backward. */
+/* For a set with a listener, the first declaration after a settle begins a backward. */
 static cairn_status begin_declaring(struct cairn_param_set *set) {
     cairn_status st = set->in_backward ? CAIRN_OK : cairn__param_set_begin_backward(set, set->backward + 1, set->scale);
     if (st != CAIRN_OK) cairn__param_set_abort(set);
@@ -108,7 +108,7 @@ out:
     return st;
 }
 
-/* The user's old memory is not read: it may be gone. */
+/* The user's old memory is not read, since it may be freed already. */
 cairn_status cairn_param_bind(cairn_param_set *set, size_t i, void *data, void *grad) {
     cairn_status st = CAIRN_OK;
     TRY(check_may_bind(set, i, data, grad));

@@ -1,4 +1,4 @@
-/* The memory of flags: two per parameter, and copies of both that ranks have agreed on. */
+/* Memory of overflow flags: two per parameter, and copies of both that ranks have agreed on. */
 #include "core/alloc.h"
 #include "core/status.h"
 #include "param/param.h"
@@ -13,7 +13,7 @@ cairn_status cairn__param_set_make_flags(struct cairn_param_set *set) {
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, 4 * set->count * sizeof(flags[0]), (void **)&flags));
     d->passes->clear_flags(d, flags, 4 * set->count);
     cairn__free(set->items);
-    cairn__device_free(d, set->flags); /* parameters are added before there are gradients: nothing is raised */
+    cairn__device_free(d, set->flags); /* no flag is raised, since parameters are added before there are gradients */
     set->items = items;
     set->flags = flags;
     set->flags_count = set->count;

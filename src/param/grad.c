@@ -10,8 +10,8 @@ struct cairn__grad {
     struct cairn__param *param;
 
     void *memory;     /* of the slot; NULL until it is needed */
-    bool owns_memory; /* not the user's, not a bucket's */
-    float *sum;       /* accumulated; made on first need, as is */
+    bool owns_memory; /* neither the user's nor a bucket's */
+    float *sum;       /* accumulated; allocated on first need, as unsynced_sum is */
     float *unsynced_sum;
 
     enum cairn__slot_state slot;
@@ -19,13 +19,13 @@ struct cairn__grad {
     enum cairn__unsynced_state unsynced;
 
     const struct cairn__loss_scale *scale; /* of the slot, in device memory; NULL = 1 */
-    const float *clip;                     /* still to be multiplied by, in device memory; NULL = 1 */
+    const float *clip;                     /* clipping coefficient still to be applied, in device memory; NULL = 1 */
 
     bool flag_touched, sum_flag_touched; /* they may be raised */
-    bool agreed;                         /* they were, by all ranks, of a gradient that is each rank's own */
+    bool agreed;                         /* ranks have agreed on the flags of a gradient that is each rank's own */
     bool incomplete;                     /* the backward failed half-way */
-    bool noted;                          /* by the optimizer: of overflow, or to clip it */
-    bool pending;                        /* written since a step last used what there is */
+    bool noted;                          /* by the optimizer: for overflow, or to clip it */
+    bool pending;                        /* written since a step last used the gradient */
 };
 
 static struct cairn_device *device_of(const struct cairn__grad *g) {
@@ -52,7 +52,7 @@ static const float *factor_of(const struct cairn__grad *g) {
     return g->scale ? &g->scale->factor : NULL;
 }
 
-/* What a reduction leaves this rank of the slot. */
+/* The elements of the slot that are this rank's after a reduction. */
 static size_t shard_n(const struct cairn__grad *g) {
     return cairn__param_shard(g->param).n;
 }
@@ -192,7 +192,7 @@ void cairn__grad_place(struct cairn__grad *g, void *slot) {
     free_memory(g);
     g->memory = slot;
     g->slot = CAIRN__SLOT_EMPTY;
-    if (!is_accumulated(g)) g->clip = NULL; /* nothing is left that it applies to */
+    if (!is_accumulated(g)) g->clip = NULL; /* no gradient is left to apply it to */
 }
 
 cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot) {
@@ -246,7 +246,8 @@ static void add_slot(const struct cairn__grad *g, size_t n, float *sum, const vo
     }
 }
 
-/* No flag: what is unsynced is not checked. An infinity stays one, and is found after the reduction. */
+/* Raises no flag, since unsynced gradients are not checked. An infinity remains one, and is found after the
+ * reduction. */
 static cairn_status add_to_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     const size_t n = g->param->n;
@@ -258,8 +259,8 @@ out:
     return st;
 }
 
-/* What adding finds raises the slot's flag; or the sum's, if the slot was checked before, so that one overflow is not
- * counted for the last backward twice. */
+/* An overflow found by the addition raises the slot's flag, or the sum's if the slot was checked before, so that one
+ * overflow is not counted twice for the last backward. */
 cairn_status cairn__grad_accumulate(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     if (!is_written(g)) return CAIRN_OK;
@@ -285,8 +286,8 @@ static void swap_sums(struct cairn__grad *g) {
     g->unsynced_sum = sum;
 }
 
-/* Undoes cairn__grad_use_unsynced before a reduction: what was used is in the accumulated sum, and goes back to the
- * unsynced one. */
+/* Undoes cairn__grad_use_unsynced before a reduction: moves the used gradient from the accumulated sum back to the
+ * unsynced sum. */
 static void give_back_used(struct cairn__grad *g) {
     if (!was_used(g)) return;
     const bool kept = has_unsynced_sum(g), summed = is_accumulated(g);
@@ -296,8 +297,8 @@ static void give_back_used(struct cairn__grad *g) {
     g->unsynced = kept || summed ? CAIRN__UNSYNCED_KEPT : CAIRN__UNSYNCED_NONE;
 }
 
-/* slot = round(unsynced * scale + slot). axpby adds f32 to any type: a half slot is the x of it, so the sum is scaled
- * where it stands, which rounds as axpby does. */
+/* slot = round(unsynced * scale + slot). axpby adds f32 to any type, with a half slot as its x, so the sum is scaled in
+ * place first, which rounds as axpby does. */
 static void add_unsynced(struct cairn__grad *g) {
     struct cairn_device *d = device_of(g);
     const struct cairn__param *p = g->param;
@@ -321,14 +322,14 @@ static void add_unsynced(struct cairn__grad *g) {
 cairn_status cairn__grad_begin_write(struct cairn__grad *g, void **slot) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__grad_make_memory(g));
-    if (g->clip) TRY(cairn__grad_unscale(g)); /* what is added is not clipped */
+    if (g->clip) TRY(cairn__grad_unscale(g)); /* the coefficient must not apply to the next gradient */
     TRY(cairn__grad_accumulate(g));
     *slot = g->memory;
 out:
     return st;
 }
 
-/* The clipping coefficient belongs to what was accumulated, and is applied to that; not to what is written now. */
+/* A clipping coefficient was computed from the accumulated sum, so it is applied to the sum and not to the new slot. */
 static void set_written(struct cairn__grad *g) {
     if (is_accumulated(g)) multiply(g, g->sum, g->clip);
     g->slot = CAIRN__SLOT_WRITTEN;
@@ -355,7 +356,7 @@ cairn_status cairn__grad_write_unreached(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     void *slot = NULL;
     if (g->slot == CAIRN__SLOT_UNSYNCED && g->unsynced == CAIRN__UNSYNCED_NONE && g->scale == g->param->set->scale) {
-        /* The slot holds already what is to be in it. */
+        /* The slot already holds the gradient. */
         g->slot = CAIRN__SLOT_WRITTEN;
         return CAIRN_OK;
     }
@@ -409,8 +410,8 @@ bool cairn__grad_note(struct cairn__grad *g) {
     return true;
 }
 
-/* If the slot has been accumulated since its flag was raised, x is the accumulated sum. Of a sharded gradient a
- * rank counts its shard, and the host adds up (amp/guard.h), which on a GPU would wait. */
+/* If the slot has been accumulated since its flag was raised, x is the accumulated sum. For a sharded gradient each
+ * rank counts its shard, and the host adds up (amp/guard.h), which would have to wait for a GPU. */
 static bool is_countable(const struct cairn__grad *g) {
     return !g->param->is_sharded || cairn__is_on_host(device_of(g));
 }
@@ -452,7 +453,7 @@ bool cairn__grad_has_touched_flags(const struct cairn__grad *g) {
     return g->flag_touched || g->sum_flag_touched;
 }
 
-/* While a graph is recorded both are lowered, whatever they are now: in a replay they may be raised. */
+/* While a graph is recorded both are lowered in any case: they may be raised in a replay. */
 void cairn__grad_lower_flags(struct cairn__grad *g) {
     struct cairn_device *d = device_of(g);
     if (!g->param->set->flags) return;
@@ -474,7 +475,8 @@ void cairn__grad_save_agreed_flags(struct cairn__grad *g) {
 
 /* ---- step ---- */
 
-/* Steps and clipping find an overflow by the flag of the last backward, which updates that loss's scaler. */
+/* Steps and clipping then find an overflow through the flag of the last backward, so that the scaler of that loss is
+ * updated. */
 cairn_status cairn__grad_use_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(g);

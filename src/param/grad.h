@@ -1,4 +1,4 @@
-/* The gradient of one parameter, and the functions that change it. Its fields are grad.c's alone.
+/* The gradient of one parameter, and the functions that change it. Only grad.c accesses its fields.
  *
  * Three state machines. An edge is named after the function that takes it, without cairn__grad_, or by a short name
  * (tests/param/walk_test.c walks all of them):
@@ -45,15 +45,16 @@
  *     any        -- write, sync (synchronised) -> NONE: slot = round(unsynced * scale + slot) is reduced
  *     any        -- forget, forget_unsynced, change_type -> NONE
  *
- * Beside them stand, as data: the scale of the slot, the clipping coefficient that is still to be applied, whether the
- * flags may be raised, whether the optimizer has taken note of the gradient, and whether a step has still to use it.
+ * A gradient also stores the scale of the slot, the clipping coefficient that is still to be applied, whether its flags
+ * may be raised, whether the optimizer has taken note of it, and whether it is pending.
  *
- * Of a sharded parameter (param.h) a reduction leaves this rank the shard of the slot, and accumulated is of [shard]:
- * what checks, accumulates, clips or applies goes by it; what comes before the reduction is whole. Only the listener,
- * when it has reduced, raises the slot's flag, on all ranks; what is found later raises that of the sum, which ranks
- * share before a step. consume leaves such a slot CHECKED, and raises what was agreed on.
+ * For a sharded parameter (param.h), a reduction leaves this rank only the shard of the slot, and the accumulated sum
+ * is [shard]. Checks, accumulation, clipping and steps use only the shard; before the reduction the slot is whole. The
+ * slot's flag is raised only by the listener after a reduction, on all ranks. An overflow found later raises the flag
+ * of the sum, which ranks share before a step. consume leaves such a slot CHECKED, and raises the flags that ranks have
+ * agreed on.
  *
- * Errors of all that return a status: CAIRN_ENOMEM, where memory is made on first need. */
+ * Functions that return a status fail with CAIRN_ENOMEM, if they allocate memory on first need. */
 #ifndef CAIRN__PARAM_GRAD_H
 #define CAIRN__PARAM_GRAD_H
 
@@ -79,16 +80,16 @@ struct cairn__grad_states {
     enum cairn__unsynced_state unsynced;
 };
 
-/* A gradient as it is stored; multiplied by *factor it is unscaled. */
+/* A gradient as stored. Multiplied by *factor it is unscaled. */
 struct cairn__grad_view {
-    const void *x; /* NULL = there is none */
-    size_t n;      /* elements: the parameter's; of its shard once ranks have reduced it (struct cairn__shard) */
+    const void *x; /* NULL = no gradient */
+    size_t n;      /* elements of the parameter, or of its shard after ranks have reduced it (struct cairn__shard) */
     cairn_dtype dtype;
     cairn_dtype values;  /* the type of the values in x: dtype, or a half type in f32 memory */
     const float *factor; /* in device memory; NULL = 1 */
 };
 
-/* slot: the user's memory, or NULL. */
+/* slot: memory of the user's, or NULL. */
 cairn_status cairn__grad_new(struct cairn__param *param, void *slot, struct cairn__grad **out);
 void cairn__grad_free(struct cairn__grad *g);
 
@@ -100,134 +101,138 @@ bool cairn__grad_is_written(const struct cairn__grad *g);     /* the slot is not
 bool cairn__grad_is_accumulated(const struct cairn__grad *g); /* there is an accumulated sum */
 bool cairn__grad_exists(const struct cairn__grad *g);         /* either */
 bool cairn__grad_is_synced(const struct cairn__grad *g);      /* either, where an unsynced slot does not count */
-bool cairn__grad_is_unsynced(const struct cairn__grad *g);    /* a slot or a sum waits for a synchronising backward */
+bool cairn__grad_is_unsynced(const struct cairn__grad *g);    /* there is an unsynced slot or sum */
 
-bool cairn__grad_is_scaled(const struct cairn__grad *g);         /* the slot is multiplied by a loss scale */
-bool cairn__grad_is_at_other_scale(const struct cairn__grad *g); /* than that of the set's backward */
-bool cairn__grad_is_clipped(const struct cairn__grad *g);        /* a coefficient is still to be applied */
-bool cairn__grad_is_noted(const struct cairn__grad *g);          /* the optimizer has taken note of it */
-bool cairn__grad_is_incomplete(const struct cairn__grad *g);     /* its backward failed half-way */
+bool cairn__grad_is_scaled(const struct cairn__grad *g); /* the slot is multiplied by a loss scale */
+/* The slot's scale is not that of the set's backward. */
+bool cairn__grad_is_at_other_scale(const struct cairn__grad *g);
+bool cairn__grad_is_clipped(const struct cairn__grad *g);    /* a coefficient is still to be applied */
+bool cairn__grad_is_noted(const struct cairn__grad *g);      /* the optimizer has taken note of it */
+bool cairn__grad_is_incomplete(const struct cairn__grad *g); /* its backward failed half-way */
 
-/* A part of it has been written since a step, taken or skipped, last used it: it would be missing in what is saved now,
- * where what a step has used is not. */
+/* Part of the gradient was written since a step, taken or skipped, last used it. A checkpoint saved now would lose that
+ * part; gradients that a step has used need not be saved. */
 bool cairn__grad_is_pending(const struct cairn__grad *g);
 
-/* The slot; else the accumulated sum; else the unsynced one. */
+/* The slot if there is one, else the accumulated sum, else the unsynced sum. */
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g);
 
 /* The memory of the slot; NULL until it is needed. */
 void *cairn__grad_memory(const struct cairn__grad *g);
 
-bool cairn__grad_owns_memory(const struct cairn__grad *g); /* it is not the user's, nor a bucket's */
+bool cairn__grad_owns_memory(const struct cairn__grad *g); /* neither the user's nor a bucket's */
 
 /* ---- memory ---- */
 
 cairn_status cairn__grad_make_memory(struct cairn__grad *g); /* where there is none */
 
-/* The slot is in memory of another owner from now on: a bucket, the user. What was in it is not moved. NULL: the next
- * backward makes some. */
+/* Moves the slot to memory of another owner, a bucket or the user. The contents are not moved. NULL: the next backward
+ * allocates memory. */
 void cairn__grad_place(struct cairn__grad *g, void *slot);
 
-/* The slot is memory of the user's from now on. What Cairn's own memory holds is accumulated before; what the user's
- * old memory holds comes along, and counts as it did. */
+/* Moves the slot to memory of the user's. A gradient in Cairn's own memory is accumulated first. A gradient in the
+ * user's old memory keeps its state, and its elements are expected in the new memory. */
 cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot);
 
-/* The parameter's type changes: memory of the old one goes, with what it holds. */
+/* The parameter's type changes: frees memory of the old type, and drops what it holds. */
 void cairn__grad_change_type(struct cairn__grad *g);
 
-/* Of a gradient that has been forgotten, while its parameter is frozen: memory that is Cairn's, of the slot and of the
- * sums, goes. The user's stays bound. */
+/* While a parameter is frozen: frees Cairn's own memory of the slot and the sums of a forgotten gradient. The user's
+ * memory stays bound. */
 void cairn__grad_free_memory(struct cairn__grad *g);
 
-/* Of one that has been forgotten: memory of the accumulated sum goes, which is [shard], before the shard changes. */
+/* Before the shard changes: frees the memory of a forgotten gradient's accumulated sum, which is [shard]. */
 void cairn__grad_free_sum(struct cairn__grad *g);
 
 /* ---- backward ---- */
 
-/* Where to write the gradient of this backward: n elements of the parameter's type, to be overwritten. What an earlier
- * backward left there is unscaled if it is to be clipped, and accumulated. */
+/* Returns in *slot where to write the gradient of this backward: n elements of the parameter's type, to be overwritten.
+ * A gradient that an earlier backward left there is unscaled if a clipping coefficient is pending, and accumulated. */
 cairn_status cairn__grad_begin_write(struct cairn__grad *g, void **slot);
 
-/* The slot has been written, at the set's scale. In a synchronising backward the unsynced sum is added to it; in
- * another (set->unsynced) it becomes UNSYNCED. */
+/* The slot has been written, at the set's scale. A synchronising backward adds the unsynced sum to the slot; in any
+ * other (set->unsynced) the slot becomes UNSYNCED. */
 void cairn__grad_mark_written(struct cairn__grad *g);
 
-/* A synchronising backward does not reach the parameter: its slot gets the unsynced sum, at this backward's scale, or
- * zeros. */
+/* For a parameter that a synchronising backward does not reach: fills the slot with the unsynced sum, at this
+ * backward's scale, or zeros. */
 cairn_status cairn__grad_write_unreached(struct cairn__grad *g);
 
-/* This rank has no gradient, but the slot takes part in the reduction: it counts as written, at the set's scale. */
+/* This rank has no gradient, but its slot takes part in the reduction: it counts as written, at the set's scale. */
 void cairn__grad_join_reduction(struct cairn__grad *g);
 
 /* The slot counts as not written: no rank had a gradient in this backward. */
 void cairn__grad_drop(struct cairn__grad *g);
 
-/* accumulated += slot, if it is written; an unsynced slot goes to the unsynced sum. The slot is then empty. */
+/* Adds a written slot to the accumulated sum, an unsynced one to the unsynced sum, and leaves the slot empty. */
 cairn_status cairn__grad_accumulate(struct cairn__grad *g);
 
-/* cairn__grad_accumulate of a slot at this scale, whose memory is about to be used again. */
+/* cairn__grad_accumulate if the slot is at this scale, whose memory is about to be reused. */
 cairn_status cairn__grad_accumulate_at(struct cairn__grad *g, const struct cairn__loss_scale *scale);
 
 void cairn__grad_fail(struct cairn__grad *g); /* the backward failed half-way: incomplete until forgotten */
 
 /* ---- overflow ---- */
 
-/* If the slot is WRITTEN and of this type, or the accumulated sum UNCHECKED: *item is what the caller has to give to
- * passes->check, and it counts as CHECKED from now on. False: nothing to do, or not yet (set->only_unsynced,
+/* If the slot is WRITTEN and of this type, or the accumulated sum UNCHECKED: sets *item, which the caller must give to
+ * passes->check, and marks it CHECKED. False: nothing to check, or not yet (set->only_unsynced,
  * cairn__param_is_in_flight). */
 bool cairn__grad_list_slot(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item);
 bool cairn__grad_list_accumulated(struct cairn__grad *g, struct cairn__item *item);
 
-/* A reduction has checked the slot: WRITTEN becomes CHECKED. Raises no flag (cairn__param_set_on_reduced does). */
+/* A reduction has checked the slot: WRITTEN becomes CHECKED. Raises no flag; cairn__param_set_on_reduced does. */
 void cairn__grad_set_checked(struct cairn__grad *g);
 
-/* The optimizer takes note of a gradient that ranks have added up; false where there is none. */
+/* The optimizer takes note of a gradient that ranks have added up. False if there is none. */
 bool cairn__grad_note(struct cairn__grad *g);
 
-/* If the flag of the last backward's gradient, or of the accumulated sum, may be raised: *taken is what
- * passes->take_flags moves to the optimizer (the caller fills in rank and to), and the flag counts as lowered. */
+/* If the flag of the last backward's gradient, or of the accumulated sum, may be raised: fills *taken for
+ * passes->take_flags, which moves the flag to the optimizer (the caller fills in rank and to). The flag then counts as
+ * lowered. */
 bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken);
 bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__taken *taken);
 
-void cairn__grad_touch_flags(struct cairn__grad *g); /* they may be raised, by another rank */
+void cairn__grad_touch_flags(struct cairn__grad *g); /* another rank may have raised them */
 void cairn__grad_touch_sum_flag(struct cairn__grad *g);
 bool cairn__grad_has_touched_flags(const struct cairn__grad *g);
-void cairn__grad_lower_flags(struct cairn__grad *g); /* whatever they were, if a step is being recorded */
+void cairn__grad_lower_flags(struct cairn__grad *g); /* all of them, if a step is being recorded */
 
-/* The gradient is this rank's own (ddp_options.ignored), or its shard is, but ranks have reduced its flags. Saves
- * these, so that every step that consumes the gradient raises them again, until it is forgotten. */
+/* For a gradient, or a shard, that is this rank's own (ddp_options.ignored) but whose flags ranks have reduced. Saves
+ * the flags, so that every step that consumes the gradient raises them again, until it is forgotten. */
 void cairn__grad_save_agreed_flags(struct cairn__grad *g);
 void cairn__grad_drop_agreed_flags(struct cairn__grad *g); /* a later reduction has found none */
 
 /* ---- step ---- */
 
-/* A call reads, changes or applies the gradient before ranks have reduced it: what is unsynced counts as this rank's
- * gradient from now on, and is checked. A synchronising backward that comes later reduces it after all. */
+/* For a call that reads, changes or applies the gradient before ranks have reduced it: the unsynced gradient counts as
+ * this rank's gradient from now on, and is checked. A later synchronising backward still reduces it. */
 cairn_status cairn__grad_use_unsynced(struct cairn__grad *g);
 
-/* What the optimizer reads: what is unsynced is used, and a slot beside an accumulated sum is accumulated. */
+/* Returns what the optimizer reads. Uses the unsynced gradient, and accumulates a slot if there is an accumulated
+ * sum. */
 cairn_status cairn__grad_prepare_read(struct cairn__grad *g, struct cairn__grad_view *view);
 
 /* Sets the clipping coefficient (device memory), by which the step will multiply; changes no element. Returns the flag
- * that the pass over the norm raises, so that the gradient counts as CHECKED and noted. After
- * cairn__grad_prepare_read. */
+ * for the pass that computes the norm to raise; the gradient then counts as CHECKED and noted. Call
+ * cairn__grad_prepare_read first. */
 uint32_t *cairn__grad_set_clip(struct cairn__grad *g, const float *coefficient);
 
-/* Makes it an unscaled f32 gradient, with clipping done; and returns that gradient of the shard, NULL = none. */
+/* unscale makes the gradient an unscaled f32 one, with clipping applied. unscaled_memory returns it, or its shard; NULL
+ * = none. */
 cairn_status cairn__grad_unscale(struct cairn__grad *g);
 float *cairn__grad_unscaled_memory(const struct cairn__grad *g);
 
-/* A step has used it, and it stands as it was: a further step looks at it again. */
+/* A step has used the gradient, which does not change: a further step checks it again. */
 void cairn__grad_consume(struct cairn__grad *g);
 
-/* The optimizer that clipped it or took note of it ends: its coefficient is applied (dropped, without memory for that),
- * and the next optimizer has noted nothing. */
+/* The optimizer that clipped the gradient or took note of it is destroyed. Applies its coefficient (drops it, if there
+ * is no memory for that), and clears `noted` for the next optimizer. */
 void cairn__grad_release(struct cairn__grad *g);
 
-/* There is none any more. Nothing is written to memory; flags are lowered before (cairn__params_forget). */
+/* Forgets the gradient. Nothing is written to memory; cairn__params_forget lowers the flags before. */
 void cairn__grad_forget(struct cairn__grad *g);
 
-/* What is unsynced is forgotten. */
+/* Forgets the unsynced gradient. */
 void cairn__grad_forget_unsynced(struct cairn__grad *g);
 
 #endif

@@ -1,4 +1,4 @@
-/* Lists of gradients: looking for overflow, forgetting them, and what a step leaves. */
+/* Lists of gradients: checking for overflow, forgetting, and consuming in a step. */
 #include "core/status.h"
 #include "param/param.h"
 
@@ -29,7 +29,7 @@ out:
     return st;
 }
 
-/* The user's gradient of an earlier backward waits on in its memory: this reduction has not seen it. */
+/* Skips gradients of the user's that an earlier backward wrote: this reduction did not include them. */
 cairn_status cairn__param_set_on_reduced(struct cairn_param_set *set, uint32_t found) {
     cairn_status st = CAIRN_OK;
     if (found) TRY(cairn__param_set_make_flags(set));
@@ -42,8 +42,8 @@ out:
     return st;
 }
 
-/* One pass for a whole set. While a graph is recorded all flags are lowered, also those that are not raised now: they
- * may be in a replay. */
+/* One pass for a whole set. While a graph is recorded all flags are lowered, even if none is raised now: they may be
+ * raised in a replay. */
 static void lower_flags(struct cairn__param *const *params, size_t count) {
     const struct cairn_param_set *set = params[0]->set;
     struct cairn_device *d = set->env->device;
@@ -59,8 +59,8 @@ static void lower_flags(struct cairn__param *const *params, size_t count) {
 
 /* ---- forgetting ---- */
 
-/* Lowers the words of bad losses once none of their gradients is unsynced: of the others an optimizer has taken note,
- * unless their backward failed. */
+/* Lowers the words of bad losses if no gradient is unsynced. An optimizer has taken note of losses whose gradients were
+ * reduced, unless their backward failed. */
 static void forget_losses(struct cairn_param_set *set) {
     if (set->loss_comes) return;
     for (size_t i = 0; i < set->count; i++) {

@@ -1,6 +1,6 @@
-/* Losses that are infinite or NaN themselves. Their gradients need not show it (the mean of an infinity has finite
- * ones), so each rank notes its own before backward; the note goes the way of the gradients: kept with them, made all
- * ranks' when they are reduced, taken by the optimizers, or forgotten. */
+/* Losses that are infinite or NaN themselves. Their gradients may be finite (those of the mean of an infinity are), so
+ * each rank records its bad losses before backward. The record is treated as the gradients are: kept while they are
+ * unsynced, shared when they are reduced, taken by the optimizers, or forgotten. */
 #include "core/status.h"
 #include "param/param.h"
 

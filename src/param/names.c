@@ -1,5 +1,5 @@
-/* The parameters of a set by name: chains of those whose names have one hash, the newest first. The last that was added
- * is the only one ever taken back, so it is the first of its chain then. */
+/* The parameters of a set by name: hash chains, newest first. Only the parameter added last is ever removed, so it is
+ * the first of its chain. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "param/param.h"
 
-/* Chains are a power of two. */
+/* count is a power of two. */
 static struct cairn__param **chain_of(struct cairn__param **chains, size_t count, const char *name) {
     return &chains[cairn__hash_text(CAIRN__HASH_START, name) & (count - 1)];
 }

@@ -1,10 +1,11 @@
-/* Calls that are refused because a backward runs. Other ranks may make them after that backward, and then wait for this
- * rank's word: it comes when the backward has ended, after what they have exchanged until then. */
+/* Calls that are refused because a backward runs. Other ranks may make the same call after that backward, and would
+ * then wait for this rank. So this rank reports the refusal when its backward has ended, in order after the exchanges
+ * of that backward. */
 #include "core/status.h"
 #include "param/param.h"
 
-/* Why the call comes too early; NULL = it does not. The parameters may be in a graph that the backward of another
- * module's set walks. */
+/* Why the call is refused now; NULL = it is not. The parameters may be in a graph that the backward of another module's
+ * set walks. */
 static const char *refusal_now(const struct cairn_param_set *set) {
     if (set->in_backward && set->is_users) return "gradients of the set are being averaged: call ddp_wait first";
     for (const struct cairn_param_set *s = cairn__last_set(set->env); s; s = s->next)

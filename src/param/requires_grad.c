@@ -1,5 +1,5 @@
-/* Parameters that are frozen and thawed. Where ranks share a set, its listener makes the change theirs too: no rank
- * changes anything before all have said what. */
+/* Freezing and thawing of parameters. If ranks share a set, its listener makes the change on all of them: no rank
+ * changes anything before all agree. */
 #include <fnmatch.h>
 
 #include "core/alloc.h"

@@ -1,8 +1,7 @@
-/* Parameter sets: making and ending them, one set into another, what they show.
+/* Parameter sets: creating, destroying, merging one into another, and queries.
  *
- * A set decides nothing: it holds what nn, ddp, amp and optim must agree on, so that none of them needs to know
- * another. Everything that can be needed in a steady step is allocated at the first step that needs it and then
- * kept. */
+ * A set makes no decisions. It holds what nn, ddp, amp and optim share, so that none of them needs to know another. All
+ * memory of a steady-state step is allocated by the first step that needs it, and then kept. */
 #include "param/param.h"
 
 #include <stdio.h>
@@ -43,7 +42,7 @@ static void param_destroy(struct cairn__param *p) {
     cairn__free(p);
 }
 
-/* Takes its description and its gradient's memory from `like`; data is the caller's business. */
+/* Copies the description and the gradient's memory from `like`; the caller sets data. */
 static cairn_status append(struct cairn_param_set *set, const cairn_param *like, struct cairn__param **out) {
     cairn_status st = CAIRN_OK;
     struct cairn__param *p = NULL;
@@ -249,7 +248,7 @@ static cairn_status add_slices(cairn_param_set *set, const cairn_param *first, s
     if (!stride) TRY(count_elements("", first->ndim, first->shape, &step));
     for (size_t i = 0; i < count; i++) {
         cairn_param slice = *first;
-        /* The slice's number in the place of %d, or behind a dot; "param" and the number in the set without a name. */
+        /* The slice's number replaces %d, or follows a dot. Without a name: "param" and the number in the set. */
         const char *const at = first->name ? strstr(first->name, "%d") : NULL;
         if (!first->name) {
             snprintf(name, nbytes, "param%zu", set->count);
@@ -322,7 +321,7 @@ out:
     return st;
 }
 
-/* All memory first, so that a failure changes nothing. */
+/* Allocates all memory first, so that a failure changes nothing. */
 cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_param_set **child, const char *prefix) {
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *from = *child;
@@ -364,7 +363,7 @@ size_t cairn_param_set_count(const cairn_param_set *set) {
     return set ? set->count : 0;
 }
 
-/* Padding too: users compare records bytewise, and see no memory of the stack. */
+/* Clears padding too: users may compare records bytewise, and must not see stack memory. */
 void cairn__param_describe(const struct cairn__param *p, cairn_param *out) {
     memset(out, 0, sizeof(*out));
     out->name = p->name;

@@ -1,5 +1,5 @@
-/* What a parameter set saves, and when: weights and which of them are frozen. And the environment's numbers, which no
- * object of a program has. */
+/* What a parameter set saves, and when: weights, and which of them are frozen. Also the environment's numbers, which
+ * belong to no object of the program. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -49,7 +49,7 @@ out:
     return st;
 }
 
-/* ---- whose ---- */
+/* ---- owners ---- */
 
 enum cairn__entry_owner cairn__param_entry_owner(const struct cairn__param *p) {
     const struct cairn__grad_listener *l = p->set->listener;
@@ -81,8 +81,8 @@ static cairn_status check_name_is_free(const struct cairn_param_set *set, const 
     return CAIRN_OK;
 }
 
-/* Of a part by name. The array that is listed otherwise stands in the set, where it stays: a state may have the set
- * twice. */
+/* For a part, one entry by name for each parameter. Otherwise one array, which belongs to the set and stays there,
+ * since a state may list the set twice. */
 static cairn_status list_frozen(struct cairn_param_set *set, struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
     const int64_t shape[] = {(int64_t)set->count};
@@ -101,11 +101,11 @@ out:
     return st;
 }
 
-/* Listed where it is on, and loaded as on where the checkpoint has it. */
+/* Listed if on. Loaded as on if the checkpoint has it. */
 static cairn_status list_switch(struct cairn_param_set *set, struct cairn__entries *entries, bool on, const char *name,
                                 enum cairn__entry_owner owner) {
     cairn_status st = CAIRN_OK;
-    if (entries->is_part) return CAIRN_OK; /* buffers are then the first replica's on all */
+    if (entries->is_part) return CAIRN_OK; /* all replicas then have the first one's buffers */
     on = cairn__entries_is_load(entries) ? cairn__entries_has(entries, "%s", name)
                                          : on && set->listener && set->env->size > 1;
     if (!on) return CAIRN_OK;
@@ -136,7 +136,7 @@ out:
     return st;
 }
 
-/* Where ranks agree on what is frozen all make the call, also those with nothing to change. */
+/* If ranks agree on what is frozen, all make the call, even those with nothing to change. */
 static cairn_status require_grad(struct cairn_param_set *set, bool on) {
     static const char call[] = "loading requires_grad";
     struct cairn__param **changed = NULL;

@@ -1,4 +1,4 @@
-/* Shards: the arrays of a parameter that is updated by several ranks, each a piece of it. */
+/* Shards: the arrays of a parameter of which several ranks update a piece each. */
 #include "core/status.h"
 #include "param/param.h"
 
@@ -52,7 +52,7 @@ cairn_status cairn__param_arrays_use(struct cairn__param *p, const struct cairn_
         *at = arrays->at[i];
     }
     *arrays = (struct cairn__param_arrays){{NULL}};
-    cairn__params_forget(&p, 1); /* what is left of them is of another shard */
+    cairn__params_forget(&p, 1); /* reduced gradients are those of the old shard */
     cairn__grad_free_sum(p->gradient);
     p->is_sharded = shard != NULL;
     p->shard = is;

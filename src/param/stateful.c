@@ -19,7 +19,7 @@ static cairn_status format_name(char name[MAX_NAME], const char *format, va_list
 
 /* ---- by name ---- */
 
-/* The slot of a name, or the free one where it would be. Slots are a power of two, and half of them are free. */
+/* The slot of a name, or the free slot where it belongs. num_slots is a power of two, and half of them are free. */
 static size_t *slot_of(const struct cairn__entries *entries, const char *name) {
     size_t s = (size_t)cairn__hash_text(CAIRN__HASH_START, name);
     for (;; s++) {
@@ -28,7 +28,7 @@ static size_t *slot_of(const struct cairn__entries *entries, const char *name) {
     }
 }
 
-/* Of a name that is there twice, the first is found. */
+/* Of two entries with one name, the first is found. */
 static void enter(struct cairn__entries *entries, size_t i) {
     size_t *const slot = slot_of(entries, entries->at[i].name);
     if (*slot == 0) *slot = i + 1;
@@ -56,7 +56,7 @@ struct cairn__entry *cairn__entries_find(const struct cairn__entries *entries, c
 
 /* ---- adding ---- */
 
-/* What `add` leaves out is 0. */
+/* Fields that `entry` leaves out are 0. */
 static cairn_status add(struct cairn__entries *entries, struct cairn__entry entry, const char *format, va_list values) {
     char name[MAX_NAME];
     cairn_status st = format_name(name, format, values);

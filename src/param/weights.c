@@ -22,7 +22,7 @@ static void cast_shard(const struct cairn__param *p, void *dst, cairn_dtype to, 
     cairn__pass_cast(d->passes, d, dst, to, src, from, cairn__param_shard(p).n);
 }
 
-/* Cannot fail; weights becomes p's. */
+/* Cannot fail; p owns weights afterwards. */
 static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, bool keep_master) {
     cast(p, weights, half, p->data, CAIRN_F32);
     if (keep_master) {
@@ -64,7 +64,7 @@ static void free_halves(const struct cairn_param_set *set, void **weights) {
 cairn_status cairn__param_sets_to_half(struct cairn_param_set *const *sets, size_t count, cairn_dtype half,
                                        bool keep_master, bool keep_norms) {
     cairn_status st = CAIRN_OK;
-    void ***weights = NULL; /* of each set, of each parameter */
+    void ***weights = NULL; /* for each set, for each parameter */
     TRY(cairn__calloc(count, sizeof(weights[0]), (void **)&weights));
     for (size_t s = 0; s < count; s++) {
         TRY(cairn__calloc(sets[s]->count, sizeof(weights[s][0]), (void **)&weights[s]));
@@ -76,7 +76,7 @@ cairn_status cairn__param_sets_to_half(struct cairn_param_set *const *sets, size
             if (weights[s][i]) turn_half(set->params[i], half, weights[s][i], keep_master);
             weights[s][i] = NULL;
         }
-        if (set->env->begin_step) set->env->begin_step(set->env); /* results show or wait for weights that are gone */
+        if (set->env->begin_step) set->env->begin_step(set->env); /* results refer to weights that are freed */
     }
 out:
     for (size_t s = 0; weights && s < count; s++) free_halves(sets[s], weights[s]);
@@ -115,7 +115,7 @@ static void drop_master(struct cairn__param *p) {
     p->owns_master = false;
 }
 
-/* What an earlier context made half is f32 again, with the bits of its master. Cannot fail. */
+/* Restores f32 values, with the bits of the master, where an earlier context made half values. Cannot fail. */
 static void take_f32_values(struct cairn__param *p) {
     if (!p->value_type) return;
     if (p->master) cast(p, p->data, CAIRN_F32, p->master, CAIRN_F32);
@@ -135,7 +135,7 @@ cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cair
         if (stays_f32(p, half, keep_norms)) {
             take_f32_values(p);
         } else {
-            if (made[i]) { /* else an earlier context's master is still there, or none is wanted */
+            if (made[i]) { /* NULL = an earlier context's master still exists, or none is wanted */
                 cast(p, made[i], CAIRN_F32, p->data, p->dtype);
                 p->master = made[i];
                 p->owns_master = true;
@@ -167,7 +167,7 @@ cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_
     if (p->is_sharded && p->master && master_was_written)
         return cairn__param_check_whole("cairn_param_changed, of a master", p);
     if (p->master && !master_was_written) cast_shard(p, p->master, CAIRN_F32, at_shard(p), p->dtype);
-    if (p->value_type && p->is_sharded) { /* of what other ranks update too */
+    if (p->value_type && p->is_sharded) { /* including the elements that other ranks update */
         device_of(p)->passes->round(device_of(p), p->value_type, p->data, p->data, p->n);
     } else if (p->value_type || master_was_written) {
         cairn__param_round_from_master(p);
@@ -186,7 +186,7 @@ void cairn__param_round_from_master(struct cairn__param *p) {
     }
 }
 
-/* Versions of what is shared are no versions of what p had before. */
+/* Distinguishes versions of shared weights from those of p's earlier weights. */
 static const uint64_t SHARED = UINT64_C(1) << 63;
 
 void cairn__param_share(struct cairn__param *p, const struct cairn__param *other, bool in_place) {
@@ -198,7 +198,7 @@ void cairn__param_share(struct cairn__param *p, const struct cairn__param *other
 }
 
 cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__param *other) {
-    /* A replay writes weights without a new version of theirs. */
+    /* Replays write weights without changing their version. */
     const uint64_t version = SHARED | (other->version + other->set->env->replays);
     cairn_status st = CAIRN_OK;
     if (p->owns_data && p->version != version)
