@@ -1,4 +1,5 @@
-/* Adagrad: a rate for each element, by the sum of its squared gradients (Duchi, Hazan and Singer, JMLR 2011). */
+/* Adagrad: a learning rate for each element, from the sum of its squared gradients (Duchi, Hazan and Singer, JMLR
+ * 2011). */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"

@@ -1,4 +1,4 @@
-/* Adam and AdamW: one kind; they differ in where weight decay goes. */
+/* Adam and AdamW: one kind, with weight decay applied to the gradient or to the weights. */
 #include <string.h>
 
 #include "core/options.h"
@@ -104,7 +104,7 @@ cairn_status cairn_adamw_create_grouped_sized(size_t rule_nbytes, cairn_param_se
     return cairn__optimizer_create_grouped(&cairn__adamw_kind, rule_nbytes, set, rules, count, out);
 }
 
-/* The group is of the optimizer's own kind, or of AdamW beside one that has such groups too. */
+/* The group has the optimizer's kind, or AdamW if the optimizer accepts groups of AdamW besides its own kind. */
 cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices, size_t count,
                                   const struct cairn_adam_options *options) {
     const struct cairn__optimizer_kind *own = optimizer ? optimizer->kind : NULL;

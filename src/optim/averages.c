@@ -1,5 +1,5 @@
-/* Averages of weights. What is averaged are slots: parameters in the order of their set, then buffers. A slot's weights
- * are looked up at every call, since amp may put others in their place. */
+/* Averages of weights. Each slot is a parameter, in the order of the set, or after these a buffer. A slot's weights are
+ * looked up at every call, since amp may replace them. */
 #include "cairn/averages.h"
 
 #include <string.h>
@@ -12,19 +12,19 @@
 #include "optim/report.h"
 #include "param/stateful.h"
 
-enum { SWAPPED = 1 << 20 }; /* elements that are exchanged at a time */
+enum { SWAPPED = 1 << 20 }; /* elements exchanged at a time */
 
 struct slot {
     float *average;
-    void *backup; /* of weights that cannot be exchanged with their average, since they round it; made by apply */
+    void *backup; /* for weights that cannot be swapped with their average because they round it; made by apply */
     size_t n;
-    uint64_t version; /* the parameter's, when the averages were applied */
+    uint64_t version; /* the parameter's version when the averages were applied */
     const struct cairn_optimizer *owner;
-    int64_t steps; /* that the owner had taken */
-    /* As they are now: */
+    int64_t steps; /* steps that the owner had taken then */
+    /* Current: */
     void *weights;
     cairn_dtype type;
-    bool is_exact; /* f32 that are not rounded */
+    bool is_exact; /* f32, not rounded to half values */
 };
 
 struct cairn_averages {
@@ -34,7 +34,7 @@ struct cairn_averages {
     bool uses_buffers;
     struct slot *slots;
     size_t count;              /* of parameters */
-    size_t buffers;            /* behind them */
+    size_t buffers;            /* number of buffers, after the parameters */
     struct cairn__item *items; /* [count + buffers] */
     struct cairn__average *state;
     float *swapped; /* [SWAPPED] */
@@ -54,7 +54,7 @@ static bool is_float(cairn_dtype t) {
     return t == CAIRN_F32 || t == CAIRN_F16 || t == CAIRN_BF16;
 }
 
-/* The model's buffers, in an order that stays; entries is cleared by the caller. */
+/* Lists the model's buffers, in a fixed order; the caller clears entries. */
 static cairn_status list_buffers(const cairn_averages *a, struct cairn__entries *entries) {
     struct cairn_param_set *set = NULL;
     *entries = (struct cairn__entries){.env = a->env};
@@ -88,7 +88,7 @@ out:
     return st;
 }
 
-/* Those of one type, as items whose dst is the average. */
+/* Lists the slots of one type as items, with the average as dst. */
 static size_t list_slots(const cairn_averages *a, cairn_dtype type) {
     size_t listed = 0;
     for (const struct slot *s = a->slots; s < a->slots + a->count + a->buffers; s++) {
@@ -186,7 +186,7 @@ void cairn_averages_destroy(cairn_averages **averages) {
     cairn_averages *a = *averages;
     struct cairn_device *d = device_of(a);
     if (is_applied(a)) (void)cairn_averages_restore(a);
-    if (is_applied(a)) a->set->averages = NULL; /* a graph is being recorded, say */
+    if (is_applied(a)) a->set->averages = NULL; /* not restored, because a graph is being recorded, for example */
     for (size_t i = 0; a->slots && i < a->count + a->buffers; i++) {
         cairn__device_free(d, a->slots[i].average);
         cairn__device_free(d, a->slots[i].backup);
@@ -220,9 +220,9 @@ out:
     return st;
 }
 
-/* ---- the model has them ---- */
+/* ---- averages in the model ---- */
 
-/* Replays of a recorded step change no version, but their optimizers' reports. */
+/* Replays of a recorded step do not change versions, so the optimizers' step counts are noted too. */
 static cairn_status note_versions(const cairn_averages *a) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_synchronize(device_of(a)));
@@ -328,7 +328,7 @@ cairn_status cairn_averages_restore(cairn_averages *averages) {
         struct cairn__average now;
         begin_as_weights(a);
         TRY(cairn__device_download(d, &now, a->state, sizeof(now)));
-        now.averaged = 0; /* the next update takes the weights whole */
+        now.averaged = 0; /* the next update copies the weights */
         d->passes->store(d, a->state, &now, sizeof(now));
     }
     TRY(cairn__device_check(d));

@@ -1,4 +1,4 @@
-/* Calls that read or change gradients between backward and step: clipping, and the unscaled f32 gradients. */
+/* Calls that read or change gradients between backward and step: clipping and unscaling. */
 #include <math.h>
 
 #include "core/alloc.h"
@@ -36,7 +36,7 @@ static bool has_unclipped(const struct cairn_optimizer *o) {
     return false;
 }
 
-/* state->clip is every gradient's. */
+/* state->clip applies to every gradient of the optimizer. */
 cairn_status cairn__optimizer_part_clip(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     if (!o->clipped || !has_unclipped(o)) return CAIRN_OK;
@@ -56,8 +56,8 @@ static bool accumulates(const struct cairn_optimizer *o) {
     return false;
 }
 
-/* A norm of gradients that are in part each rank's own (ddp_options.ignored) is each rank's own, and so is what the
- * coefficient makes of the others. */
+/* If some gradients are each rank's own (ddp_options.ignored), so is the norm, and clipping by it makes all gradients
+ * each rank's own. */
 static void note_own_norm(const struct cairn_optimizer *o) {
     if (cairn__params_entry_owner(o->arrays.params, o->count) == CAIRN__ENTRY_SHARED) return;
     for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->ranks_differ |= o->sets[i]->listener != NULL;
@@ -65,7 +65,7 @@ static void note_own_norm(const struct cairn_optimizer *o) {
 
 /* ---- partners ---- */
 
-/* Gradients that another partner counts: clipped and checked as the others, beside the norm. */
+/* Gradients that another partner counts are clipped and checked like the others, but not added to the norm. */
 static void clip_uncounted(struct cairn_optimizer *o) {
     struct cairn_device *d = device_of(o);
     for (size_t i = 0; o->partners && i < o->count; i++) {
@@ -80,8 +80,8 @@ static void clip_uncounted(struct cairn_optimizer *o) {
     }
 }
 
-/* Of host memory, *norms [*count], the first `theirs` of which each of size ranks has its own: those of all ranks take
- * their place, in the order of the ranks. */
+/* *norms [*count] is host memory. Each rank has its own first `theirs` norms: replaces them with those of all ranks, in
+ * rank order. */
 static cairn_status gather_from(cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes),
                                 void *ctx, int size, double **norms, size_t theirs, size_t *count) {
     uint64_t counts[CAIRN__MAX_RANKS], mine = theirs;
@@ -109,9 +109,8 @@ out:
     return st;
 }
 
-/* With the norms of lists of shards that other ranks have, and of all lists of partners: the sum of their squares is
- * formed in one order on all ranks. Of the lists in o->norms the first `sharded` are of shards. *norms [*count], in
- * device memory. */
+/* Gathers the norms of lists of other ranks' shards, and of all lists of partners, so that all ranks sum the squares in
+ * the same order. The first `sharded` lists in o->norms are lists of shards. *norms [*count] is device memory. */
 static cairn_status gather_norms(struct cairn_optimizer *o, size_t sharded, const double **norms, size_t *count) {
     const struct cairn__partners *partners = o->partners;
     const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
@@ -137,7 +136,7 @@ out:
     return st;
 }
 
-/* What this rank finds out alone. */
+/* Checks that this rank makes by itself. */
 static cairn_status check_clip(const struct cairn_optimizer *o, double max_norm, const double *norm) {
     struct cairn_device *d = device_of(o);
     cairn_status st = CAIRN_OK;
@@ -151,8 +150,8 @@ out:
     return st;
 }
 
-/* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of
- * sums: it would not say which backward overflowed. */
+/* Computes the norm before resolving, so that the norm's pass also checks for overflow. Accumulated sums are checked
+ * before, because their norm would not say which backward overflowed. */
 cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_clip_grad_norm: optimizer is NULL");
     cairn_status st = CAIRN_OK;
@@ -168,7 +167,7 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
     TRY(cairn__optimizer_read_grads(o));
     clip_uncounted(o);
-    for (int of_shards = 1; of_shards >= 0; of_shards--) { /* other ranks have the rest of the first lists */
+    for (int of_shards = 1; of_shards >= 0; of_shards--) { /* lists of shards first */
         for (size_t i = 0; i < o->count; i++) {
             if (o->arrays.keys[i] < 0 || o->arrays.params[i]->is_sharded != (of_shards == 1)) continue;
             (void)cairn__optimizer_norm_list(o, i, 0, &o->norms[lists++], &o->state->clip);
@@ -187,7 +186,7 @@ out:
     return cairn__optimizer_end_sharers(o, st);
 }
 
-/* After the guard has looked: nothing is checked, and no gradient is marked as clipped. */
+/* Called after the guard's checks, so it checks nothing, and marks no gradient as clipped. */
 cairn_status cairn__optimizer_clip_step(cairn_optimizer *o, double max_norm) {
     cairn_status st = CAIRN_OK;
     size_t done = 0, sharded = 0;
@@ -222,7 +221,7 @@ cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
-    if (o->guard.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */
+    if (o->guard.before) cairn__optimizer_check(o); /* checks gradients of no scaled loss before they change */
     for (size_t i = 0; i < o->count; i++) TRY(cairn__grad_unscale(o->arrays.params[i]->gradient));
     end_clip(o);
 out:

@@ -1,5 +1,5 @@
-/* Optimizers of the user's own: a kind that is made at run time, of names and a function over flat pieces. The kind is
- * its optimizer's, and ends with it. */
+/* Custom optimizers: a kind created at run time from names and a function over flat pieces. The optimizer owns its
+ * kind. */
 #include "cairn/custom_optimizer.h"
 
 #include <assert.h>
@@ -16,7 +16,7 @@
 enum { NAME = 32, FIELDS = CAIRN_CUSTOM_VALUES + 3 /* lr, momentum, the end */ };
 
 struct custom_kind {
-    struct cairn__optimizer_kind base; /* first: the front has its address */
+    struct cairn__optimizer_kind base; /* first member: the front has its address */
     struct cairn_custom_optimizer of;
     const struct cairn_optimizer *optimizer;
     int num_states, num_values;
@@ -33,7 +33,7 @@ static_assert(offsetof(struct cairn_custom_scalars, update) == offsetof(struct c
 
 /* ---- an update ---- */
 
-/* The rule stands in its group, and an item's count of missed steps in those of all parameters. */
+/* The rule is a member of its group, and an item's missed count is an element of the array for all parameters. */
 static void call(const struct cairn__optim_rule *rule, const struct cairn__flat *piece) {
     const struct custom_kind *k = rule->custom.ctx;
     const struct cairn_optimizer *o = k->optimizer;
@@ -108,7 +108,7 @@ static cairn_status take_name(const char *what, const char *name, char to[NAME])
     return CAIRN_OK;
 }
 
-/* Names that the front saves beside: those of groups, and first parts of names, which the parameter's would follow. */
+/* Names that the front saves itself: those of groups, and prefixes of parameters' names. */
 static const char *const taken_of_groups[] = {"lr", "params", "used_lr", "used_momentum", "schedule_origin", NULL};
 static const char *const taken_of_params[] = {"missed", "waits", "last", "skip", "plateau", "groups", NULL};
 
@@ -189,7 +189,7 @@ out:
     return st;
 }
 
-/* The optimizer that st was made with owns its kind from here on. */
+/* Transfers ownership of the kind to the optimizer that was created. */
 static cairn_status give(struct custom_kind *k, cairn_status st, cairn_optimizer *const *made) {
     if (st == CAIRN_OK) {
         k->optimizer = *made;

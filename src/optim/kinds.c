@@ -1,4 +1,4 @@
-/* The calls that every kind of optimizer has. */
+/* The calls that all kinds of optimizers have. */
 #include "core/status.h"
 #include "optim/optim.h"
 

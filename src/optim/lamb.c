@@ -1,4 +1,4 @@
-/* LAMB: Adam's direction, with a rate for each tensor that is proportional to its norm (You et al., ICLR 2020). */
+/* LAMB: Adam's direction, with a learning rate for each tensor proportional to its norm (You et al., ICLR 2020). */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"

@@ -1,5 +1,6 @@
-/* LARC: each parameter's gradient is scaled by the ratio of norms of weights and gradient, on any optimizer whose step
- * follows its gradient (You, Gitman and Ginsburg, 2017). The ratio is formed with the scalars of the update. */
+/* LARC: scales each parameter's gradient by the ratio of the norms of weights and gradient, for any optimizer whose
+ * step is proportional to the gradient (You, Gitman and Ginsburg, 2017). The ratio is computed with the scalars of the
+ * update. */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"

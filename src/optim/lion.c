@@ -1,4 +1,4 @@
-/* Lion: momentum whose sign alone is the step (Chen et al., NeurIPS 2023). */
+/* Lion: the step is the sign of a momentum (Chen et al., NeurIPS 2023). */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"

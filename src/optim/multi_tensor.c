@@ -1,4 +1,4 @@
-/* The device's passes over lists for programs of their own: what they give is checked here, since a pass trusts it. */
+/* The device's passes over lists, for programs. Arguments are checked here, since passes trust them. */
 #include "cairn/multi_tensor.h"
 
 #include "core/alloc.h"
@@ -23,7 +23,7 @@ static cairn_status check_memory(cairn_env *env, const char *what, size_t i, con
     return CAIRN_OK;
 }
 
-/* to 0: there is no dst. */
+/* to is 0 if there is no dst. */
 static cairn_status check_array(cairn_env *env, const cairn_array *a, size_t i, cairn_dtype to, cairn_dtype from,
                                 bool has_y) {
     cairn_status st = CAIRN_OK;
@@ -37,7 +37,7 @@ out:
     return st;
 }
 
-/* The arrays as the passes take them. */
+/* Converts the arrays to the items that passes take. */
 static cairn_status read_arrays(cairn_env *env, size_t nbytes, const cairn_array *given, size_t count, cairn_dtype to,
                                 cairn_dtype from, bool has_y, struct cairn__item **out) {
     cairn_status st = CAIRN_OK;
@@ -61,7 +61,7 @@ out:
     return st;
 }
 
-/* Numbers beside the arrays, each NULL or in the environment's memory. */
+/* Checks the scalar arguments: each is NULL or in the environment's memory. */
 static cairn_status check_scalars(cairn_env *env, const float *factor, const uint32_t *found, const double *norm,
                                   const double *norms) {
     const struct {

@@ -1,7 +1,7 @@
-/* Muon, of the passes that the device has anyhow: SGD's update with momentum goes into scratch memory (a step whose
- * rate is -1, from 0); its norm clips it to length 1; products make it orthogonal; and SGD's update without
- * momentum, for which it is the gradient, writes masters and half weights. Skipping, unscaling, clipping and rounding
- * are these passes'. */
+/* Muon, composed of existing passes of the device. SGD's update with momentum writes the momentum into scratch memory
+ * (a step from 0 with rate -1). Clipping by its norm scales it to length 1, and matrix products make it orthogonal.
+ * SGD's update without momentum, with the result as gradient, writes masters and half weights. These passes do the
+ * skipping, unscaling, clipping and rounding. */
 #include "cairn/muon.h"
 
 #include <math.h>
@@ -12,22 +12,22 @@
 
 /* ---- scratch: in device memory, for one matrix at a time ---- */
 
-/* What passes read beside arrays. */
+/* Scalars that the passes read. */
 struct scalars {
-    struct cairn__optim_state state; /* the optimizer's, but for `clip` */
-    struct cairn__rates rates;       /* of the momentum */
+    struct cairn__optim_state state; /* the optimizer's, except `clip` */
+    struct cairn__rates rates;       /* for the momentum's pass */
     double norm, total;
     float c, adjust;
 };
 
 struct scratch {
     struct scalars *s;
-    float *x, *u;         /* [rows, cols]: the matrix, and what becomes of it next */
+    float *x, *u;         /* [rows, cols]: the matrix, and its next iterate */
     float *gram, *square; /* [m, m] */
 };
 
 struct matrix {
-    size_t rows, cols, m; /* m: the lesser */
+    size_t rows, cols, m; /* m: the smaller of both */
 };
 
 static struct matrix matrix_of(const struct cairn__param *p) {
@@ -35,13 +35,13 @@ static struct matrix matrix_of(const struct cairn__param *p) {
     return (struct matrix){rows, cols, rows < cols ? rows : cols};
 }
 
-/* Whole blocks of 64 bytes. */
+/* Rounds up to blocks of 64 bytes. */
 static size_t padded(size_t nbytes) {
     return (nbytes + 63) / 64 * 64;
 }
 
-/* Lays it out from `at` on, for the largest matrices of the group, in elements and in rows or columns, which may be
- * two. Returns its size. */
+/* Lays out scratch memory from `at` on, for the group's greatest number of elements and greatest m, which may belong to
+ * different matrices. Returns its size. */
 static size_t lay_out(const struct cairn_optimizer *o, const struct cairn__param_group *group, char *at,
                       struct scratch *scratch) {
     size_t n = 0, m = 0;
@@ -80,8 +80,8 @@ static void store(struct cairn_device *d, float *dst, float value) {
 
 /* ---- a matrix ---- */
 
-/* x = the momentum u / max(|u|, eps). The factor is that of u / eps clipped to a norm of 1, which u / eps itself, in
- * f32, could exceed: clip = 1 / eps when clipping begins. */
+/* x = u / max(|u|, eps), where u is the momentum. The factor is the one that clips u / eps to a norm of 1, computed
+ * with clip = 1 / eps because u / eps itself could overflow f32. */
 static cairn_status take_momentum(struct cairn_optimizer *o, const struct cairn__param_group *group, size_t i,
                                   const struct scratch *at) {
     struct cairn_device *d = o->env->device;
@@ -119,7 +119,7 @@ static cairn_status multiply(struct cairn_device *d, size_t m, size_t n, size_t 
     return cairn__device_matmul(d, &product);
 }
 
-/* X X^T of a wide matrix, X^T X of a tall one: the smaller of the two, by which it is multiplied from that side. */
+/* Uses X X^T for a wide matrix and X^T X for a tall one, the smaller of both, and multiplies X by it from that side. */
 static cairn_status iterate(struct cairn_device *d, const struct cairn__muon *h, struct matrix a,
                             const struct scratch *at) {
     const bool is_tall = a.rows > a.cols;

@@ -1,4 +1,4 @@
-/* Lists of gradients of one type and factor, and their norms: for clipping, and to look at. */
+/* Lists of gradients of one type and factor, and their norms, for clipping and for the user. */
 #include "core/status.h"
 #include "optim/optim.h"
 

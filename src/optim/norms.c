@@ -1,11 +1,11 @@
-/* Norms of gradients, for the user to read: each parameter's and that of all. Changes nothing that a step reads. */
+/* Norms of gradients for the user: each parameter's, and that of all. Changes nothing that a step reads. */
 #include <math.h>
 
 #include "core/alloc.h"
 #include "core/status.h"
 #include "optim/optim.h"
 
-/* What other ranks have of shards, too. */
+/* Adds the norms of other ranks' shards. */
 static cairn_status unite_shards(const struct cairn_optimizer *o, double *norms) {
     const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
     double *all = NULL;
@@ -24,7 +24,7 @@ out:
     return st;
 }
 
-/* What this rank finds out alone. */
+/* Checks that this rank makes by itself. */
 static cairn_status check(const struct cairn_optimizer *o, const double *norms, size_t count) {
     REQUIRE(!norms || count == o->count, CAIRN_EINVAL,
             "cairn_grad_norms: count is %zu, but the optimizer has %zu parameters (cairn_optimizer_num_params)", count,

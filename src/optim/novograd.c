@@ -1,4 +1,4 @@
-/* NovoGrad: momentum of gradients that are divided by a mean of their norm, one number for each parameter (Ginsburg et
+/* NovoGrad: momentum of gradients divided by a running mean of their norm, one number for each parameter (Ginsburg et
  * al., 2019). */
 #include "core/options.h"
 #include "core/status.h"

@@ -1,4 +1,4 @@
-/* Former names, for programs that still use them: CONTRIBUTING.md says until when. */
+/* Old names, for programs that still use them. CONTRIBUTING.md says how long they stay. */
 #include "cairn/optim.h"
 
 void cairn_clear_grads(cairn_optimizer *optimizer) {

@@ -1,5 +1,5 @@
-/* The front of optimizers: what every kind shares, but for the step (step.c), reports (report.c) and what changes
- * gradients (clip.c). Making one, its groups, its facts, its end. */
+/* The front of all kinds of optimizers: creation, groups, queries, and destruction. The step is in step.c, reports are
+ * in report.c, calls that change gradients in clip.c. */
 #include "optim/optim.h"
 
 #include <math.h>
@@ -58,7 +58,7 @@ static void free_arrays(struct cairn_device *d, struct cairn__optim_arrays *a) {
     memset(a, 0, sizeof(*a));
 }
 
-/* losses: words of bad losses in all sets. */
+/* losses: number of words of bad losses in all sets. */
 static cairn_status make_arrays(struct cairn_device *d, size_t count, size_t losses, struct cairn__optim_arrays *a) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(count, sizeof(a->params[0]), (void **)&a->params));
@@ -77,7 +77,7 @@ out:
     return st;
 }
 
-/* Parameters that come later have missed every step so far. */
+/* Parameters added later have missed every step so far. */
 static cairn_status carry_over(struct cairn_optimizer *o, struct cairn__optim_arrays *to, size_t count) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(o);
@@ -110,7 +110,7 @@ cairn_status cairn__optimizer_make_moments(cairn_optimizer *o, size_t i, const s
     return make_moments_of(o, &o->arrays, i, group);
 }
 
-/* Such a parameter has missed all steps so far: their number is copied as a pass, and nothing waits for it. */
+/* Such a parameter has missed all steps so far. Their number is copied by a pass on the device, without waiting. */
 cairn_status cairn__optimizer_make_waiting(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     const struct cairn__optim_arrays *of = &o->arrays;
@@ -141,19 +141,20 @@ static void own(struct cairn__param *p, const struct cairn_optimizer *o) {
     p->num_arrays = 0;
 }
 
-/* Whoever changes a parameter's shard changes its moments too. */
+/* Makes moments known to the parameters, so that changing a parameter's shard moves its moments too. */
 static void show_moments(struct cairn_optimizer *o) {
     for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
         int whole = 0;
         while (whole < CAIRN__MAX_STATES && cairn__rule_elements(&g->rule, whole, 0) == 0) whole++;
         for (size_t i = g->first; i < g->first + g->count; i++) {
             o->arrays.params[i]->arrays = o->arrays.moments[i].array;
-            o->arrays.params[i]->num_arrays = whole; /* of its own size: a number behind them stays */
+            /* Arrays of the parameter's size only, not the single number after them. */
+            o->arrays.params[i]->num_arrays = whole;
         }
     }
 }
 
-/* Notes owners on the way, so that one that is given twice is found; takes the notes back on failure. */
+/* Sets owners on the way, which detects a parameter given twice; resets them on failure. */
 static cairn_status pick(struct cairn_optimizer *o, struct cairn_param_set *set, const size_t *indices, size_t count,
                          struct cairn__param **params) {
     cairn_status st = CAIRN_OK;
@@ -206,7 +207,7 @@ static cairn_status check_group(struct cairn_optimizer *o, const struct cairn__o
             "add_group: the optimizer belongs to an amp context, but these parameters do not; give their model to the "
             "same amp_initialize");
     TRY(cairn__device_synchronize(device_of(o)));
-    TRY(cairn__optimizer_read_reports(o)); /* their names have the old size */
+    TRY(cairn__optimizer_read_reports(o)); /* before the arrays change size */
 out:
     return st;
 }
@@ -297,7 +298,7 @@ out:
 void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     if (!optimizer || !*optimizer) return;
     struct cairn_optimizer *o = *optimizer;
-    /* The device's last reports first, so that traces are whole. (amp reads its own when it ends.) */
+    /* Reads the device's last reports first, so that traces are complete. (amp reads its own when it ends.) */
     if (o->count && cairn__device_synchronize(device_of(o)) == CAIRN_OK) (void)cairn__optimizer_read_reports(o);
     if (o->guard.ctx && o->guard.release) o->guard.release(o->guard.ctx);
     if (o->guard.ctx) {
@@ -309,7 +310,7 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     cairn__optimizer_unlink_reader(o);
     for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->users--;
     for (size_t i = 0; i < o->count; i++) {
-        cairn__grad_release(o->arrays.params[i]->gradient); /* while the coefficient's memory is there */
+        cairn__grad_release(o->arrays.params[i]->gradient); /* while the coefficient's memory still exists */
         own(o->arrays.params[i], NULL);
     }
     free_moments(d, &o->arrays, 0, o->count);
@@ -402,7 +403,7 @@ cairn_status cairn__optimizer_check_sharers(const cairn_optimizer *o, const char
             "%s: the optimizer has parameters whose updates are shared (ddp_options.shard_optimizer) by one group of "
             "ranks, and others shared by another; make an optimizer for each of these models",
             call);
-        tell_sharers(o, st); /* ranks of one of the groups may have an optimizer that steps */
+        tell_sharers(o, st); /* other ranks of one of the groups may step, and would wait */
         return st;
     }
     return CAIRN_OK;

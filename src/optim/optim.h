@@ -1,4 +1,5 @@
-/* Optimizers from inside: a kind is one pass over lists of parameters; the front makes the lists and ends the step. */
+/* Optimizers, internal interface. A kind is one pass over lists of parameters; the front builds the lists and ends the
+ * step. */
 #ifndef CAIRN__OPTIM_H
 #define CAIRN__OPTIM_H
 
@@ -12,24 +13,24 @@ enum { CAIRN__CUSTOM_VALUES = 8 };
 
 struct cairn__optimizer_kind;
 
-/* Of Muon (muon.c), whose other hyperparameters are those of SGD's rule. */
+/* Muon's hyperparameters (muon.c), besides those of SGD's rule. */
 struct cairn__muon {
     double weight_decay, eps, a, b, c, steps;
     bool matches_rms;
 };
 
-/* Hyperparameters of one group, and where it lies: parameters [first, first + count) of the optimizer. */
+/* Hyperparameters of one group, which has parameters [first, first + count) of the optimizer. */
 struct cairn__param_group {
     struct cairn__optim_rule rule;
-    double values[CAIRN__CUSTOM_VALUES]; /* of a custom kind */
+    double values[CAIRN__CUSTOM_VALUES]; /* for custom kinds */
     struct cairn__muon muon;
-    const struct cairn__optimizer_kind *kind; /* the optimizer's, or that one's `other`; NULL until it is added */
-    struct cairn__group_schedule schedule;    /* the host's: parts are in `parts` */
-    void *parts, *device_parts;               /* of the schedule, and what they point to; NULL = none */
+    const struct cairn__optimizer_kind *kind; /* the optimizer's kind or its `other`; NULL until the group is added */
+    struct cairn__group_schedule schedule;    /* the host's copy, whose parts are in `parts` */
+    void *parts, *device_parts;               /* parts of the schedule and what they point to; NULL = none */
     size_t first, count;
 };
 
-/* Of cairn_optimizer_set_plateau. */
+/* State of cairn_optimizer_set_plateau. */
 struct cairn__plateau {
     bool is_on;
     struct cairn_plateau_options how;
@@ -37,48 +38,53 @@ struct cairn__plateau {
     int64_t bad, cooling; /* metrics */
 };
 
-enum cairn__group_field_type { CAIRN__GROUP_REAL, CAIRN__GROUP_SWITCH, CAIRN__GROUP_FIXED /* decides the moments */ };
-
-/* A hyperparameter of a group, for its state (state.c). */
-struct cairn__group_field {
-    const char *name;
-    enum cairn__group_field_type type; /* double; else bool */
-    size_t offset;                     /* in struct cairn__param_group */
-    bool is_in_memory;                 /* the device's: a graph that was recorded reads it anew */
-    bool is_newer;                     /* than checkpoints of its kind, which lack it: saved where it is not 0 */
+enum cairn__group_field_type {
+    CAIRN__GROUP_REAL,
+    CAIRN__GROUP_SWITCH,
+    CAIRN__GROUP_FIXED /* decides which moments exist */
 };
 
-/* What a kind is made of (kinds.c has what all share). A new one is a rule with its scalars (kernels/step.h), one
- * element's update (kernels/element.h) in loops of the reference and of vectors, and a file of this room. */
+/* A hyperparameter of a group, as saved (state.c). */
+struct cairn__group_field {
+    const char *name;
+    enum cairn__group_field_type type; /* CAIRN__GROUP_REAL is a double, the others are bool */
+    size_t offset;                     /* in struct cairn__param_group */
+    bool is_in_memory;                 /* in device memory: recorded graphs read its current value */
+    bool is_newer;                     /* older checkpoints of the kind lack it, so it is saved only if not 0 */
+};
+
+/* What defines a kind (kinds.c has the calls that all kinds share). A new kind needs a rule with its scalars
+ * (kernels/step.h), one element's update (kernels/element.h) in the reference and vector loops, and a file in this
+ * room. */
 struct cairn__optimizer_kind {
     const char *name;
-    bool is_user;      /* who updates; nothing below but saved_as is there */
-    bool has_momentum; /* a schedule may move it, in groups with states */
-    bool takes_larc;   /* update_of applies it, and fields has CAIRN__LARC_FIELDS */
-    size_t options;    /* offset in cairn_group_rule of the pointer to its options */
-    /* options: NULL = the INIT macro's. Errors: CAIRN_EINVAL. */
+    bool is_user;      /* the user updates; of the fields below only saved_as is set */
+    bool has_momentum; /* a schedule may change the momentum of groups with states */
+    bool takes_larc;   /* its update applies LARC, and fields has CAIRN__LARC_FIELDS */
+    size_t options;    /* offset in cairn_group_rule of the pointer to the kind's options */
+    /* Reads options; NULL = those of the INIT macro. Errors: CAIRN_EINVAL. */
     cairn_status (*group_of)(const struct cairn__optimizer_kind *kind, const void *options,
                              struct cairn__param_group *out);
-    /* (optional: any are) Whether a group's hyperparameters are those that create takes. Errors: CAIRN_EINVAL. */
+    /* (optional: accepts all) Checks hyperparameters of a group as create does. Errors: CAIRN_EINVAL. */
     cairn_status (*check)(const struct cairn__optimizer_kind *kind, const struct cairn__param_group *group);
 
-    /* (optional: any may) Whether a parameter may be in a group. Errors: CAIRN_EINVAL. */
+    /* (optional: accepts all) Checks whether a parameter may be in a group. Errors: CAIRN_EINVAL. */
     cairn_status (*check_param)(const struct cairn__optimizer_kind *kind, const struct cairn__param *p);
-    /* (optional: nothing) Before anything of a step is changed: memory for `update`, and refusals that depend on how
-     * parameters are by now. Errors: CAIRN_ENOMEM; CAIRN_ENOTSUP. */
+    /* (optional: does nothing) Called before a step changes anything: allocates memory for `update`, and refuses
+     * parameters that the kind cannot update in their current form. Errors: CAIRN_ENOMEM; CAIRN_ENOTSUP. */
     cairn_status (*prepare)(struct cairn_optimizer *o, const struct cairn__param_group *group);
     /* (optional: the device's fused update by `rule`) Queues the update of a group's parameters that have a gradient,
-     * of items and keys. Errors: CAIRN_ENOMEM. */
+     * from items and keys. Errors: CAIRN_ENOMEM. */
     cairn_status (*update)(struct cairn_optimizer *o, const struct cairn__param_group *group);
-    /* (optional: none) What further groups may be of: a rule with its options makes one. */
+    /* (optional: none) The kind that further groups may have: a group rule with its options creates one. */
     const struct cairn__optimizer_kind *other;
-    /* (optional: it does not) The norm that a step clips all gradients to, 0 = none. The same in all groups. */
+    /* (optional: no clipping) The norm that a step clips all gradients to, 0 = none. Equal in all groups. */
     double (*max_norm)(const struct cairn__param_group *group);
 
-    /* In checkpoints, where names stay what they are. */
+    /* Names in checkpoints, which never change. */
     const char *saved_as;
     const char *state_names[CAIRN__MAX_STATES];
-    const struct cairn__group_field *fields; /* the last has no name; NULL = none */
+    const struct cairn__group_field *fields; /* ends with a field without a name; NULL = none */
 };
 
 /* clang-format off */
@@ -89,38 +95,40 @@ struct cairn__optimizer_kind {
     {"larc_scales", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.larc.scales), false, true}
 /* clang-format on */
 
-/* A schedule may move the group's momentum. */
+/* Whether a schedule may change the group's momentum. */
 static inline bool cairn__momentum_cycles(const struct cairn__optimizer_kind *kind,
                                           const struct cairn__param_group *group) {
     return kind->has_momentum && cairn__rule_states(&group->rule) > 0;
 }
 
-/* [parameters] each; remade as groups are added. */
+/* Arrays of [parameters], reallocated as groups are added. */
 struct cairn__optim_arrays {
     struct cairn__param **params;
     struct {
-        float *array[CAIRN__MAX_STATES]; /* of [n], zeroed, in device memory; behind the states LAMB's direction */
-        bool waits;             /* frozen since it was added: these and `missed` are made with its first gradient */
-        bool listed_as_waiting; /* by the last list of its state */
+        float *array[CAIRN__MAX_STATES]; /* [n] each, zeroed, in device memory; LAMB's direction follows the states */
+        bool waits;             /* frozen since it was added: arrays and `missed` are made with its first gradient */
+        bool listed_as_waiting; /* by the last listing of its state */
     } * moments;
 
     /* In device memory. */
-    int64_t *missed;                   /* taken steps without a gradient */
-    struct cairn__squares *squares;    /* of the step that is being queued, where the rule measures */
-    struct cairn__overflow *overflows; /* [parameters + 1]: the last is of the losses themselves */
+    int64_t *missed;                   /* steps taken while it had no gradient */
+    struct cairn__squares *squares;    /* of the step being queued, if the rule uses norms */
+    struct cairn__overflow *overflows; /* [parameters + 1]: the last is the losses' */
 
-    struct cairn__overflow *report_overflows; /* [CAIRN__REPORTS][parameters + 1], of the skipped steps in `reports` */
+    /* [CAIRN__REPORTS][parameters + 1], for the skipped steps in `reports`. */
+    struct cairn__overflow *report_overflows;
 
-    /* Of the step that is being queued. */
-    struct cairn__optim_item *items, *list; /* a list gathered from items */
-    int *keys;                              /* which list a parameter goes to; -1 = no gradient, below: was listed */
+    /* For the step being queued. */
+    struct cairn__optim_item *items, *list; /* list: gathered from items */
+    /* Which list a parameter goes to; -1 = no gradient, < -1 = already listed. */
+    int *keys;
     struct cairn__item *plain;
     struct cairn__taken *taken;
 };
 
 struct cairn_optimizer {
     const struct cairn__optimizer_kind *kind;
-    void *own_kind; /* freed with it: a kind that was made for it (custom.c); NULL = kind is static */
+    void *own_kind; /* a kind made for this optimizer (custom.c), freed with it; NULL = kind is static */
     struct cairn_env *env;
     struct cairn_param_set *set; /* given at creation */
     struct cairn_param_set **sets;
@@ -134,58 +142,59 @@ struct cairn_optimizer {
     /* In device memory. */
     struct cairn__optim_state *state;
     struct cairn__rate_table table;
-    void *scratch; /* of a kind whose update is several passes */
+    void *scratch; /* for kinds whose update takes several passes */
     size_t scratch_nbytes;
-    double *norms; /* [count + 1]: of lists of gradients, then of all of them */
+    double *norms; /* [count + 1]: norms of lists of gradients, then of all gradients */
     bool clipped;  /* state->clip may not be 1 */
-    bool warned;   /* that no guard checks for overflow */
-    bool noted;    /* state->skip and overflows may be raised, because of gradients that are seen */
+    bool warned;   /* has logged that no guard checks for overflow */
+    bool noted;    /* state->skip and overflows may be raised, by gradients that still exist */
 
     struct cairn__plateau plateau;
-    struct cairn__step_report *reports; /* what the device writes and the host reads */
-    uint64_t last_read;                 /* the number of the last report that was read */
-    uint64_t queued;                    /* the number of the last step, whose report may be still to come; of a graph's
-                                           steps as last_read */
+    struct cairn__step_report *reports; /* written by the device, read by the host */
+    uint64_t last_read;                 /* number of the last report read */
+    /* Number of the last step queued, whose report may not have arrived; for steps in graphs, equal to last_read. */
+    uint64_t queued;
     struct cairn__report_reader reader;
     struct cairn__step_guard guard;
 
     const struct cairn__partners *partners; /* NULL = none */
-    double *partner_norms;                  /* in device memory: of the lists of all partners, in their order */
+    double *partner_norms;                  /* in device memory: norms of the lists of all partners, in their order */
     size_t partner_norms_room;
 };
 
-/* An optimizer with one group over parameters of set: the count at indices, or all. like: rule and base rates. */
+/* Creates an optimizer with one group over parameters of set: the count at indices, or all if indices is NULL. like has
+ * the rule and base rates. */
 cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, struct cairn_param_set *set,
                                      const size_t *indices, size_t count, const struct cairn__param_group *like,
                                      cairn_optimizer **out);
 
-/* Moments, and what was missed, of parameters that were frozen when they were added and have a gradient now. Errors:
- * CAIRN_ENOMEM. */
+/* Allocates moments and counts missed steps for parameters that were frozen when they were added and have a gradient
+ * now. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_make_waiting(cairn_optimizer *o);
 
-/* Moments of parameter i, zeroed, which is of group, where there are none yet. Errors: CAIRN_ENOMEM. */
+/* Allocates zeroed moments of parameter i of group, if it has none yet. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_make_moments(cairn_optimizer *o, size_t i, const struct cairn__param_group *group);
 
-/* Clipping and overflow whose gradients have all been forgotten are forgotten too. */
+/* Drops the clipping coefficient and noted overflows if all gradients they came from have been forgotten. */
 void cairn__optimizer_forget_stale(cairn_optimizer *o);
 
-/* Gradients as they are stored: n, grad and factor of items, and keys, which are their types. Errors: CAIRN_ENOMEM. */
+/* Reads gradients as stored: fills n, grad and factor of items, and keys with their types. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_read_grads(cairn_optimizer *o);
 
-/* Queues the norm of those with the type and factor of gradient `first`, sharded or not as it is, from it on, of `done`
- * that have been before. clip: their clipping coefficient from now on; NULL: each one's norm too, in order, to
- * norms[done] and on, and key i becomes -2 - the place of gradient i in norms. Returns how many are done. */
+/* Queues the norm of the gradients from `first` on that have its type and factor, and are sharded like it. done: how
+ * many gradients earlier lists had. clip becomes their clipping coefficient. If clip is NULL, the norm of each gradient
+ * is stored too, from norms[done] on, and key i becomes -2 - the index of gradient i in norms. Returns the new done. */
 size_t cairn__optimizer_norm_list(cairn_optimizer *o, size_t first, size_t done, double *norm, const float *clip);
 
-/* Where other gradients have come since clipping, multiplies those that it was computed from by its coefficient.
- * Errors: CAIRN_ENOMEM. */
+/* If other gradients have been added since clipping, multiplies the clipped ones by their coefficient. Errors:
+ * CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_part_clip(cairn_optimizer *o);
 
-/* In a step: its gradients are clipped by the norm of all of them, as cairn_clip_grad_norm clips. Errors: CAIRN_ENOMEM;
+/* Within a step: clips its gradients by the norm of all of them, as cairn_clip_grad_norm does. Errors: CAIRN_ENOMEM;
  * CAIRN_ESTATE there are partners, and a graph is being recorded; those of the partners' group. */
 cairn_status cairn__optimizer_clip_step(cairn_optimizer *o, double max_norm);
 
-/* The next step is not skipped for overflows found so far. */
+/* Lowers skip and drops noted overflows: the next step is not skipped for overflows found so far. */
 void cairn__optimizer_lower_skip(cairn_optimizer *o);
 
 /* Adds a group over parameters of set: the count at indices, or all (indices NULL). kind: must be the optimizer's own.
@@ -195,7 +204,7 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
                                         struct cairn_param_set *set, const size_t *indices, size_t count,
                                         const struct cairn__param_group *like);
 
-/* An optimizer with a group for each rule (cairn/param_groups.h). */
+/* Creates an optimizer with a group for each rule (cairn/param_groups.h). */
 cairn_status cairn__optimizer_create_grouped(const struct cairn__optimizer_kind *kind, size_t rule_nbytes,
                                              struct cairn_param_set *set, const cairn_group_rule *rules, size_t count,
                                              cairn_optimizer **out);
@@ -204,7 +213,8 @@ cairn_status cairn__optimizer_create_grouped(const struct cairn__optimizer_kind 
 #define CAIRN__GROUP_RULE_0_8 CAIRN__SIZE_THROUGH(cairn_group_rule, schedule)
 #define CAIRN__GROUP_RULE_0_9 CAIRN__SIZE_THROUGH(cairn_group_rule, novograd)
 
-/* What the public calls of a kind are: over all of set, over some, and a further group of an optimizer of that kind. */
+/* The public calls of a kind: create an optimizer over all of set, over some of it, and add a group to an optimizer of
+ * that kind. */
 cairn_status cairn__kind_create(const struct cairn__optimizer_kind *kind, cairn_param_set *set, const void *options,
                                 cairn_optimizer **out);
 cairn_status cairn__kind_create_over(const struct cairn__optimizer_kind *kind, cairn_param_set *set,
@@ -214,14 +224,14 @@ cairn_status cairn__kind_add_group(const struct cairn__optimizer_kind *kind, cai
 
 extern const struct cairn__optimizer_kind cairn__adamw_kind;
 
-/* Checks the arguments that every kind has. For a NULL set the message repeats the last error, which may be why its
- * model was not made. */
+/* Checks the arguments that all kinds have. For a NULL set the message repeats the last error, which may say why its
+ * model was not created. */
 cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out);
 
 /* Errors: CAIRN_EINVAL. */
 cairn_status cairn__check_larc(const char *call, const struct cairn__larc *larc);
 
-/* A number >= 0, as lr and weight_decay; one in [0, 1). */
+/* Check a number >= 0, such as lr and weight_decay, and a number in [0, 1). */
 cairn_status cairn__check_rate(const char *kind, const char *name, double value);
 cairn_status cairn__check_beta(const char *kind, const char *name, double value);
 

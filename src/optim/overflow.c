@@ -1,5 +1,5 @@
-/* What an optimizer knows of overflow before a step: it takes note of the flags of its gradients, and keeps that until
- * the step, or until all gradients that it has taken note of are forgotten. */
+/* An optimizer's record of overflow before a step. It takes note of the flags of its gradients, and keeps the record
+ * until the step, or until all gradients in it have been forgotten. */
 #include "core/status.h"
 #include "core/trace.h"
 #include "optim/optim.h"
@@ -28,7 +28,7 @@ void cairn__optimizer_check(cairn_optimizer *o) {
     if (begin_ns) cairn__trace("optim", "overflow_check", (int64_t)o->last_read + 1, 0, begin_ns);
 }
 
-/* Of several ranks, only their sum is left once a listener has reduced it. */
+/* Sets the rank of an overflow: unknown (-1) once a listener has reduced the gradient over several ranks. */
 static void address(const struct cairn_optimizer *o, size_t i, struct cairn__taken *taken) {
     const struct cairn__grad_listener *l = o->arrays.params[i]->set->listener;
     const bool is_sum = l && !l->is_alone && o->env->size > 1;
@@ -43,7 +43,7 @@ static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch,
     return listed > 0;
 }
 
-/* Without ranks that add up, a loss is this rank's affair: the other words are down. */
+/* If no ranks add up gradients, only this rank's word can be raised. */
 static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set, struct cairn__taken *taken) {
     if (!cairn__param_set_take_losses(set)) return 0;
     for (int r = 0; r < o->env->size; r++)
@@ -75,7 +75,8 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
 
 bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *const *raises, size_t num_raises) {
     size_t listed = 0;
-    /* Ranks that share updates have each looked at their shards. If this fails the group is dead: no step follows. */
+    /* Ranks that share updates have each checked only their shards. If this fails, the group has failed and no step
+     * follows. */
     for (size_t s = 0; s < o->num_sets; s++) {
         const struct cairn__sharers *sharers = cairn__param_set_sharers(o->sets[s]);
         if (sharers) (void)sharers->share_sum_flags(sharers->ctx);

@@ -1,5 +1,5 @@
-/* Groups of parameters by rule. Rules are read and every parameter is given to one before an optimizer is made, group
- * by group, so that what is refused has changed nothing. */
+/* Parameter groups by rule. All rules are read and every parameter is assigned to one before the optimizer is created,
+ * group by group, so that a refused call changes nothing. */
 #include "cairn/param_groups.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "core/status.h"
 #include "optim/rates.h"
 
-/* ---- which rule takes a parameter ---- */
+/* ---- assigning parameters to rules ---- */
 
 static bool is_one_of(cairn_params_are are, const cairn_param *p) {
     const bool is_norm = p->is_norm == CAIRN_ON, is_matrix = p->ndim >= 2 && !is_norm;
@@ -32,7 +32,7 @@ static bool takes(const cairn_group_rule *rule, const struct cairn__param *param
     return !rule->takes || rule->takes(rule->user, p) != 0;
 }
 
-/* Parameters in the order of rules, and within a rule as in the set. */
+/* Parameters in the order of rules, and within a rule in the set's order. */
 struct sorting {
     size_t *indices; /* [set->count] */
     size_t *ends;    /* [count]: rule i has indices [ends[i - 1], ends[i]) */
@@ -69,7 +69,7 @@ out:
 
 /* ---- rules ---- */
 
-/* The options of a kind in a rule. */
+/* A rule's options for the kind at this offset. */
 static const void *options_of(const cairn_group_rule *rule, size_t offset) {
     const void *options;
     memcpy(&options, (const char *)rule + offset, sizeof(options));
@@ -88,7 +88,7 @@ static const struct {
                {offsetof(cairn_group_rule, lamb), "LAMB"},
                {offsetof(cairn_group_rule, novograd), "NovoGrad"}};
 
-/* The kind of a rule's group: that whose options it has, of the optimizer's two. */
+/* The kind of a rule's group: the optimizer's kind or its `other`, whichever the rule has options for. */
 static const struct cairn__optimizer_kind *kind_of(const struct cairn__optimizer_kind *k,
                                                    const cairn_group_rule *rule) {
     return k->other && options_of(rule, k->other->options) ? k->other : k;

@@ -1,6 +1,5 @@
-/* Rates of groups, in the device's memory: a step reads them, and forms those of the next one at its end
- * (kernels/schedule.h). The host keeps a copy of what they are formed from, to return them without reading from the
- * device. */
+/* Rates of groups, in device memory. A step reads them, and computes those of the next step at its end
+ * (kernels/schedule.h). The host keeps a copy of their inputs, to return rates without reading from the device. */
 #include "optim/rates.h"
 
 #include <math.h>
@@ -68,13 +67,13 @@ void cairn__group_drop_schedule(struct cairn_device *d, struct cairn__param_grou
     group->schedule = (struct cairn__group_schedule){.base = group->schedule.base};
 }
 
-/* ---- what was used ---- */
+/* ---- rates last used ---- */
 
 static bool has(const cairn_optimizer *o, int group) {
     return o && group >= 0 && (size_t)group < o->num_groups;
 }
 
-/* A device that is ahead may be writing over what is read: then there is a later report. */
+/* If the device is ahead and overwrites this report while it is read, there is a later report. */
 static struct cairn__rates used_by_last(const cairn_optimizer *o, int group) {
     struct cairn__rates used = {NAN, NAN};
     uint64_t number = 0;
@@ -171,7 +170,7 @@ static bool is_better(const struct cairn__plateau *p, double metric) {
     return metric < (is_absolute ? p->best - threshold : p->best * (1 - threshold));
 }
 
-/* Whether it is time to reduce; source: ReduceLROnPlateau.step. */
+/* Counts a metric. Returns whether to reduce the rate. Source: ReduceLROnPlateau.step. */
 static bool count_metric(struct cairn__plateau *p, double metric) {
     const bool better = is_better(p, metric);
     if (better) p->best = metric;

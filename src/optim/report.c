@@ -1,4 +1,5 @@
-/* Reports of steps, read as they come: on the CPU before cairn_step returns, on a GPU usually during the next step. */
+/* Reports of steps, read as they arrive: on the CPU before cairn_step returns, on a GPU usually during the next
+ * step. */
 #include "core/trace.h"
 #include "device/reports.h"
 #include "optim/optim.h"

@@ -1,6 +1,6 @@
-/* Schedules from their options: every field is checked against a table that says which kinds use it, defaults take
- * their places, and what the device evaluates (kernels/schedule.h) is laid out in one piece of memory, parts first and
- * milestones behind them, which the host and the device have each. */
+/* Creates schedules from options. Every field is checked against a table that lists the kinds that use it, and defaults
+ * are filled in. The form that the device evaluates (kernels/schedule.h) is one piece of memory, parts first and then
+ * milestones; the host and the device each have a copy. */
 #include "cairn/schedule.h"
 
 #include <math.h>
@@ -48,13 +48,13 @@ static const char *name_of(cairn_schedule_kind kind) {
 
 enum type { COUNT, REAL, CURVE, SWITCH, POINTER };
 
-/* What a field may be; a count, curve or real is never below 0, and no real is infinite or NaN. */
+/* Valid values of fields. A count, curve or real is never below 0, and a real is finite. */
 static const struct field {
     const char *name;
     size_t offset;
     enum type type;
     int kinds;   /* that use it */
-    double most; /* of a real; 0 = no limit */
+    double most; /* maximum of a real; 0 = no limit */
 } fields[] = {
 #define FIELD(name, type, kinds, most) \
     { #name, offsetof(options, name), type, kinds, most }
@@ -88,7 +88,7 @@ static const struct field {
 #undef FIELD
 };
 
-/* As a number; of an address whether it is there. */
+/* The field's value as a number; for an address, whether it is set. */
 static double value_of(const options *o, const struct field *f) {
     const void *at = (const char *)o + f->offset;
     switch (f->type) {
@@ -106,7 +106,7 @@ static double value_of(const options *o, const struct field *f) {
     return *(const void *const *)at != NULL;
 }
 
-/* Exact in f64, and far from the end of int64_t. */
+/* Exact in f64, and far below INT64_MAX. */
 #define MAX_STEPS ((double)((int64_t)1 << 53))
 
 static cairn_status check_field(const options *o, const struct field *f) {
@@ -125,7 +125,7 @@ static cairn_status check_field(const options *o, const struct field *f) {
     return CAIRN_OK;
 }
 
-/* ---- what fields must be together ---- */
+/* ---- constraints between fields ---- */
 
 static cairn_status check_lengths(const options *o) {
     const char *name = name_of(o->kind);
@@ -234,7 +234,7 @@ out:
     return st;
 }
 
-/* ---- from checked options to what is evaluated ---- */
+/* ---- from checked options to schedules ---- */
 
 static double or_else(double value, double otherwise) {
     return value != 0 ? value : otherwise;
@@ -244,7 +244,7 @@ static int64_t at_least_1(int64_t n) {
     return n > 1 ? n : 1;
 }
 
-/* Milestones are the caller's still. */
+/* Milestones still point to the caller's memory. */
 static struct cairn__schedule schedule_of(const options *o) {
     const bool restarts = o->kind == CAIRN_SCHEDULE_COSINE_RESTARTS, one_cycle = o->kind == CAIRN_SCHEDULE_ONE_CYCLE;
     const bool is_constant = o->kind == CAIRN_SCHEDULE_CONSTANT;
@@ -280,13 +280,13 @@ static struct cairn__schedule schedule_of(const options *o) {
     };
 }
 
-/* One piece of memory, for the host or, with the same offsets, for the device. */
+/* A schedule in one piece of memory, with equal offsets on the host and on the device. */
 struct laid_out {
     struct cairn__schedule *parts;
     size_t count, nbytes;
 };
 
-/* options have been checked. Errors: CAIRN_ENOMEM. */
+/* options must have been checked. Errors: CAIRN_ENOMEM. */
 static cairn_status lay_out(const options *o, struct laid_out *l) {
     size_t milestones = o->kind == CAIRN_SCHEDULE_MULTI_STEP ? o->num_milestones : 0;
     options part;
@@ -313,7 +313,7 @@ out:
     return st;
 }
 
-/* A copy whose milestones stand behind the parts at `there`. */
+/* Uploads a copy whose pointers to milestones are for the memory at `there`. */
 static cairn_status upload(struct cairn_device *d, const struct laid_out *l, void *there) {
     cairn_status st = CAIRN_OK;
     struct cairn__schedule *copy = NULL;
@@ -341,9 +341,9 @@ static struct cairn__group_schedule group_schedule(const options *o, const struc
                                           .counts_skipped = o->count_skipped == CAIRN_ON};
 }
 
-/* ---- groups that have one ---- */
+/* ---- schedules of groups ---- */
 
-/* Of a group that is none of the optimizer's yet; parts are new memory. */
+/* Makes the schedule of a group that is not part of the optimizer yet; parts are newly allocated. */
 static cairn_status make_schedule(cairn_optimizer *o, const struct cairn_schedule_options *given, size_t g,
                                   struct cairn__param_group *out) {
     struct cairn_device *d = o->env->device;
@@ -367,7 +367,8 @@ out:
     return st;
 }
 
-/* Groups [first, last), all or none. The device's counters are what a schedule begins with, so they are waited for. */
+/* Sets schedules of groups [first, last), all or none. Waits for the device, since a schedule begins at the device's
+ * step count. */
 static cairn_status set_schedules(cairn_optimizer *o, size_t first, size_t last,
                                   const struct cairn_schedule_options *given) {
     cairn_status st = CAIRN_OK;

@@ -1,4 +1,4 @@
-/* SGD with momentum, dampening, weight decay and Nesterov's momentum, as torch.optim.SGD and apex's FusedSGD. */
+/* SGD with momentum, dampening, weight decay and Nesterov momentum, as in torch.optim.SGD and apex's FusedSGD. */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"

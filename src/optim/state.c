@@ -1,5 +1,5 @@
-/* What an optimizer saves: moments by the names of their parameters, and as numbers its counters, its groups'
- * hyperparameters and base rates, where their schedules began, and what a plateau has seen. */
+/* What an optimizer saves: moments under their parameters' names, and as numbers its counters, its groups'
+ * hyperparameters and base rates, the steps at which their schedules began, and the plateau's state. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@ struct part {
     cairn_optimizer *o;
     struct cairn__entries *entries;
     const char *prefix;
-    enum cairn__entry_owner owner; /* of what is no parameter's */
+    enum cairn__entry_owner owner; /* of entries that belong to no parameter */
 };
 
 static struct cairn_device *device_of(const struct cairn_optimizer *o) {
@@ -24,7 +24,7 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
 
 /* ---- names ---- */
 
-/* Several sets may have parameters of one name, which then stands behind the number of its set. */
+/* Parameters of different sets may have equal names, so the number of the set precedes the name. */
 static void name_set(const struct cairn_optimizer *o, const struct cairn__param *p, char *text, size_t nbytes) {
     size_t number = 0, found = 0;
     for (size_t i = 0; i < o->num_sets; i++) {
@@ -56,7 +56,8 @@ out:
     return st;
 }
 
-/* Of a load the checkpoint decides who waits; where it knows nothing of the parameter, moments are missed there. */
+/* On a load, the checkpoint decides which parameters wait. If it lacks a parameter entirely, its moments are reported
+ * as missing. */
 static cairn_status list_param(const struct part *part, const struct cairn__param_group *group, size_t i) {
     const struct cairn__param *p = part->o->arrays.params[i];
     bool waits = part->o->arrays.moments[i].waits;
@@ -74,7 +75,7 @@ static cairn_status list_params(const struct part *part) {
     cairn_status st = CAIRN_OK;
     cairn_optimizer *const o = part->o;
     const int64_t shape[] = {(int64_t)o->count};
-    if (o->kind->is_user) return CAIRN_OK; /* the user's */
+    if (o->kind->is_user) return CAIRN_OK; /* the user saves its own */
     for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
         for (size_t i = g->first; i < g->first + g->count; i++) TRY(list_param(part, g, i));
     }
@@ -83,7 +84,7 @@ static cairn_status list_params(const struct part *part) {
                                      part->prefix));
         return CAIRN_OK;
     }
-    for (size_t i = 0; i < o->count; i++) { /* by the names of their parameters */
+    for (size_t i = 0; i < o->count; i++) { /* under the names of their parameters */
         const struct cairn__param *p = o->arrays.params[i];
         char set[24];
         name_set(o, p, set, sizeof(set));
@@ -104,7 +105,8 @@ static cairn_status add_f64(const struct part *part, double value, const char *n
     return cairn__entries_add_f64(part->entries, part->owner, value, "%s%s", part->prefix, name);
 }
 
-/* What only one of program and checkpoint has is read and left. */
+/* Whether to list an optional entry: saving, if the program has it; loading, if the checkpoint has it, in which case it
+ * is read even if the program ignores it. */
 static bool is_listed(const struct part *part, const char *name, bool has) {
     return cairn__entries_is_load(part->entries) ? cairn__entries_has(part->entries, "%s%s", part->prefix, name) : has;
 }
@@ -124,9 +126,9 @@ static cairn_status list_counters(const struct part *part) {
     TRY(add_f64(part, last.scale, "last.scale"));
     TRY(add_i64(part, last.scaler, "last.scaler"));
     TRY(add_i64(part, last.verdict, "last.verdict"));
-    /* The next step will be skipped: a loss that was given to this optimizer too overflowed, in another one's gradients
-     * or itself. Listed only then; not where it was noted for gradients that are still there, with which it will be
-     * forgotten: a step has used them, so they are not saved. */
+    /* Listed only if the next step will be skipped because a loss of this optimizer overflowed, either itself or in
+     * another optimizer's gradients. Not listed if noted for gradients that still exist: a step has used them, so they
+     * are not saved, and the note will be forgotten with them. */
     if (is_listed(part, "skip.micro_batch", now.skip && !o->noted)) {
         TRY(cairn__device_download(device_of(o), &loss, &o->arrays.overflows[o->count], sizeof(loss)));
         TRY(add_i64(part, loss.micro_batch, "skip.micro_batch"));
@@ -176,7 +178,8 @@ cairn_status cairn__optimizer_list_state(cairn_optimizer *o, const char *prefix,
             "the optimizer has clipped gradients that no step has used: call cairn_step or cairn_zero_grad first");
     TRY(cairn__device_synchronize(device_of(o)));
     TRY(cairn__optimizer_read_reports(o));
-    snprintf(groups, sizeof(groups), "groups.%s", o->kind->saved_as); /* so that the list of another kind has none */
+    /* So that a checkpoint of another kind lacks the entry. */
+    snprintf(groups, sizeof(groups), "groups.%s", o->kind->saved_as);
     TRY(add_i64(&part, (int64_t)o->num_groups, groups));
     TRY(list_params(&part));
     TRY(list_counters(&part));
@@ -190,7 +193,7 @@ out:
     return st;
 }
 
-/* ---- loaded: all numbers are checked before any is taken ---- */
+/* ---- loaded: all numbers are checked before any is used ---- */
 
 struct loaded {
     cairn_optimizer *o;
@@ -218,7 +221,7 @@ static double group_f64(const struct loaded *l, size_t g, const char *field) {
     return f64_of(l, name);
 }
 
-/* So that no sum or difference of counters overflows while counting goes on. */
+/* Keeps sums and differences of counters from overflowing. */
 #define MAX_STEPS ((int64_t)1 << 60)
 
 static cairn_status check_counters(const struct loaded *l) {
@@ -273,12 +276,12 @@ static cairn_status check_groups(const struct loaded *l) {
         REQUIRE(l->entries->is_part || count == (int64_t)o->groups[g].count, CAIRN_EINVAL,
                 "%s: group %zu was saved with %lld parameters, and has %zu", o->kind->name, g, (long long)count,
                 o->groups[g].count);
-        /* One by one, and then as create checks them. */
+        /* Each field by itself, then all as create checks them. */
         for (const struct cairn__group_field *f = kind->fields; f && f->name; f++) TRY(check_field(l, g, f));
         take_fields(l, g, &loaded);
         if (kind->check) TRY(kind->check(kind, &loaded));
         const int64_t origin = group_i64(l, g, "schedule_origin");
-        REQUIRE(origin >= -MAX_STEPS && origin <= MAX_STEPS, CAIRN_EINVAL, /* below 0: options.first_step */
+        REQUIRE(origin >= -MAX_STEPS && origin <= MAX_STEPS, CAIRN_EINVAL, /* may be negative: options.first_step */
                 "%s: the schedule of group %zu began at step %lld", o->kind->name, g, (long long)origin);
     }
 out:
@@ -294,13 +297,13 @@ static cairn_status check_plateau(const struct loaded *l) {
     return CAIRN_OK;
 }
 
-/* The list has found out. */
+/* As the listing has found. */
 static bool waits(const struct loaded *l, size_t i) {
     return l->o->arrays.moments[i].listed_as_waiting;
 }
 
-/* Of those that have no moments yet it means nothing. It is an array, and so what cannot be checked before arrays are
- * written: a checkpoint with a wrong one has a right checksum and was written by hand. */
+/* Parameters without moments are not checked. `missed` is an array, so it cannot be checked before arrays are read; a
+ * checkpoint with a wrong one and a valid checksum was written by hand. */
 static cairn_status check_missed(const struct loaded *l) {
     const struct cairn_optimizer *o = l->o;
     const int64_t steps = i64_of(l, "steps");
@@ -319,7 +322,7 @@ out:
     return st;
 }
 
-/* A graph has recorded which parameters are updated. */
+/* A graph has recorded which parameters are updated, so this must not change. */
 static cairn_status check_waiting(const struct loaded *l) {
     for (size_t i = 0; !l->o->kind->is_user && i < l->o->count; i++) {
         REQUIRE(
@@ -331,7 +334,7 @@ static cairn_status check_waiting(const struct loaded *l) {
     return CAIRN_OK;
 }
 
-/* Moments that are not wanted yet begin at 0 when they are. */
+/* Zeroes moments of parameters that wait, since these start at 0 with the first gradient. */
 static void take_waiting(const struct loaded *l) {
     struct cairn_optimizer *o = l->o;
     struct cairn_device *d = device_of(o);
@@ -354,7 +357,7 @@ static bool has(const struct loaded *l, const char *name) {
     return cairn__entries_find(l->entries, whole) != NULL;
 }
 
-/* The last report is told anew, so that getters speak of the last step; the ring goes on behind it. */
+/* Writes the last report again, so that getters describe the last step. The ring continues after it. */
 static void take_reports(const struct loaded *l, uint64_t ends) {
     struct cairn_optimizer *o = l->o;
     memset(o->reports, 0, CAIRN__REPORTS * sizeof(o->reports[0]));

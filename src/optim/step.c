@@ -1,7 +1,7 @@
-/* A step of an optimizer. It is queued and not waited for: parameters of a group with equal types go through one fused
- * pass each (two where the update goes by norms), which reads learning rate, step number, loss-scale factor, clipping
- * and the skip flag where the device keeps them; a last small pass counts the step, resets what holds for one step, and
- * leaves a report. */
+/* A step of an optimizer, which is queued without waiting. The parameters of a group with equal types are updated by
+ * one fused pass (two if the update uses norms), which reads learning rate, step number, loss-scale factor, clipping
+ * coefficient and skip flag from device memory. A last small pass counts the step, resets values that apply to one
+ * step, and writes a report. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -81,7 +81,7 @@ static void run_lists(struct cairn_optimizer *o, const struct cairn__param_group
 static void measure_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
     if (!cairn__rule_measures(&group->rule)) return;
     run_lists(o, group, device_of(o)->passes->measure);
-    /* From here on the direction is the gradient. */
+    /* From here on LAMB's direction takes the gradient's place. */
     for (size_t i = group->first; group->rule.kind == CAIRN__OPTIM_LAMB && i < group->first + group->count; i++) {
         struct cairn__optim_item *item = &o->arrays.items[i];
         if (o->arrays.keys[i] < 0) continue;
@@ -91,7 +91,7 @@ static void measure_group(struct cairn_optimizer *o, const struct cairn__param_g
     }
 }
 
-/* all [ranks][o->count]: those of parameter i on every rank, together. */
+/* Combines the squares of each parameter over ranks; all is [ranks][o->count]. */
 static void unite_squares(const struct cairn_optimizer *o, const struct cairn__optim_rule *rule,
                           const struct cairn__squares *all, size_t ranks, size_t i, struct cairn__squares *out) {
     const bool by_greatest = rule->kind == CAIRN__OPTIM_NOVOGRAD && rule->novograd.by_greatest;
@@ -100,7 +100,7 @@ static void unite_squares(const struct cairn_optimizer *o, const struct cairn__o
         const struct cairn__squares *of = &all[r * o->count + i];
         out->weights += of->weights;
         if (!by_greatest) out->grad += of->grad;
-        else if (!isnan(out->grad) && !(of->grad <= out->grad)) out->grad = of->grad; /* NaN stays */
+        else if (!isnan(out->grad) && !(of->grad <= out->grad)) out->grad = of->grad; /* keeps NaN */
     }
 }
 
@@ -113,7 +113,7 @@ static bool measures_shards(const struct cairn_optimizer *o) {
     return false;
 }
 
-/* Of parameters that ranks share the squares are pieces', and are added up in the order of the ranks. */
+/* For parameters that ranks share, each rank has the squares of its shard; adds them up in rank order. */
 static cairn_status share_squares(struct cairn_optimizer *o) {
     const struct cairn__sharers *sharers = cairn__optimizer_sharers(o);
     const size_t nbytes = o->count * sizeof(o->arrays.squares[0]);
@@ -165,7 +165,7 @@ out:
     return st;
 }
 
-/* ---- shards: what other ranks have updated ---- */
+/* ---- shards that other ranks have updated ---- */
 
 static cairn_status check_shards(const struct cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
@@ -182,7 +182,7 @@ out:
     return st;
 }
 
-/* A group that has died since has not shared what decides on the step. */
+/* If a group has failed since, its ranks have not shared what decides on the step. */
 static cairn_status check_sharers(const struct cairn_optimizer *o) {
     char cause[900];
     for (size_t i = 0; i < o->num_sets; i++) {
@@ -197,7 +197,7 @@ static cairn_status check_sharers(const struct cairn_optimizer *o) {
 
 /* ---- the step ---- */
 
-/* It is unscaled all the same, but an infinity goes into the weights. */
+/* Without a guard gradients are unscaled too, but an infinity reaches the weights. */
 static void warn_unguarded(struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count && !o->warned; i++) {
         const struct cairn__param *p = o->arrays.params[i];
@@ -211,7 +211,7 @@ static void warn_unguarded(struct cairn_optimizer *o) {
     }
 }
 
-/* What this rank finds out alone. */
+/* Checks that this rank makes by itself. */
 static cairn_status check(struct cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < o->num_sets; i++) TRY(cairn__param_set_check_own_weights("cairn_step", o->sets[i]));
@@ -220,7 +220,7 @@ static cairn_status check(struct cairn_optimizer *o) {
             "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
     TRY(check_shards(o));
     TRY(check_sharers(o));
-    /* All of them before any is updated: a step that fails here has changed no weight and no state. */
+    /* Prepares all groups before any is updated, so that a step that fails here has changed no weight and no state. */
     for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
         if (g->kind->prepare) TRY(g->kind->prepare(o, g));
     }
@@ -239,7 +239,7 @@ void cairn__step_update_scalers(cairn_optimizer *o, struct cairn__step_end *end)
     }
 }
 
-/* *may: all ranks that share the update may step; until then each knows why not. */
+/* *may: all ranks that share the update may step. Every rank knows of an error before that. */
 static cairn_status begin(struct cairn_optimizer *o, struct cairn__step_end *end, bool *may) {
     cairn_status st = CAIRN_OK;
     *end = (struct cairn__step_end){.optim = o->state,
@@ -284,7 +284,7 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
         if (sharers) TRY(sharers->updated(sharers->ctx, o->arrays.params, o->count));
     }
     TRY(cairn__device_check(device_of(o)));
-    if (device_of(o)->capturing) return CAIRN_OK; /* what was before is no recording's failure */
+    if (device_of(o)->capturing) return CAIRN_OK; /* earlier failures are not the recording's */
     o->queued++;
     if (o->guard.waits) TRY(cairn__device_synchronize(device_of(o)));
     TRY(cairn__optimizer_read_reports(o));
@@ -323,6 +323,7 @@ void cairn_optimizer_clear_grads(cairn_optimizer *optimizer) {
 void cairn_zero_grad(cairn_optimizer *optimizer) {
     if (refuses("cairn_zero_grad", optimizer)) return;
     if (optimizer->env->begin_step && !optimizer->env->begin_step(optimizer->env)) return;
-    (void)cairn__env_resolve(optimizer->env); /* not within a backward, whose gradients are half there */
+    (void)cairn__env_resolve(
+        optimizer->env); /* after begin_step, which refuses calls within a backward: its gradients are incomplete */
     cairn__params_forget(optimizer->arrays.params, optimizer->count);
 }
