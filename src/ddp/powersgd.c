@@ -445,8 +445,7 @@ static cairn_status settle(struct ddp_context *d) {
     const struct cairn_param_set *set = d->set;
     bool skipped = !p->began;
     cairn_status st = CAIRN_OK;
-    /* The same on every rank: of what ranks have reduced. */
-    if (p->began) {
+    if (p->began) { /* the flags are reduced, so every rank finds the same */
         TRY(look_at(d, p->found, 1, &skipped));
         if (d->num_ignored > 0) TRY(look_at(d, set->flags, 2 * set->flags_count, &skipped));
         if (set->bad_losses) TRY(look_at(d, set->bad_losses, (size_t)set->env->size, &skipped));

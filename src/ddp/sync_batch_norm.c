@@ -235,7 +235,7 @@ static cairn_status synchronise(cairn_env *env, cairn_group *group, struct layer
         while (l->channel && !same_ranks(l->channel->group, group)) l->channel = l->channel->next;
         if (own == CAIRN_OK) own = check_owners(l);
         if (own == CAIRN_OK) own = cairn__calloc(1, sizeof(*spare), (void **)&spare);
-        /* own: this rank's status. l->channel becomes one that all have, or NULL; *number is new to all. */
+        /* l->channel becomes one that all have, or NULL; number is new to all. */
         struct wish all[CAIRN__MAX_RANKS];
         struct wish mine = {.status = (int32_t)own,
                             .layers = (int32_t)l->count,
@@ -245,7 +245,6 @@ static cairn_status synchronise(cairn_env *env, cairn_group *group, struct layer
         TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
         TRY(compare_wishes(group, all, own));
         TRY(compare_channels(group, l));
-        number = 0;
         for (int r = 0; r < cairn_group_size(group); r++) {
             if (all[r].channel != mine.channel) l->channel = NULL;
             if (all[r].made >= number) number = all[r].made + 1;

@@ -451,7 +451,7 @@ out:
     return st;
 }
 
-/* Other users must not be able to write the file, nor to put another in its place. */
+/* Other users must not be able to write the file. */
 static cairn_status judge_file(const char *path, const struct stat *s) {
     char why[CAIRN__WHY_NBYTES];
     REQUIRE(!S_ISLNK(s->st_mode), CAIRN_EINVAL,
@@ -479,6 +479,7 @@ static cairn_status open_folder(struct file_store *f, const char *path, int *fol
     *folder = open(part, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (*folder < 0 || fstat(*folder, &s) != 0 || !realpath(part, whole))
         return cairn__fail_errno(errno, "the file store at %s cannot be opened", path);
+    /* Other users must not be able to put another file in the store's place. */
     REQUIRE(cairn__is_trusted(&s, geteuid(), why), CAIRN_EINVAL,
             "the folder %s %s, who could replace a file store in it; choose a folder of your own, or chmod go-w it",
             whole, why);
