@@ -1,9 +1,9 @@
-/* Anomaly mode: checks every value for inf and NaN as it is computed. A device whose memory is not the host's counts
- * the bad ones, and values are copied to the host where there are some, or where the device does not count such a type.
+/* Anomaly mode: checks every value for inf and NaN as it is computed. A device with memory of its own counts the bad
+ * values; values are copied to the host only if there are bad ones or if the device cannot count their type.
  *
- * The error names the first operation in order, since everything before it has been checked. Values from outside
- * (leaves, parameters, the gradient a backward begins with) are checked only to explain a bad result: masks of -inf are
- * no anomaly, nor is an infinity that an operation has from its inputs. */
+ * The error names the first bad operation, since everything before it has been checked. Values from outside (leaves,
+ * parameters, the gradient that a backward begins with) are checked only to explain a bad result: a mask of -inf is no
+ * anomaly, nor is an infinity that an operation gets from its inputs. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static double value_at(cairn_dtype dtype, const void *x, size_t i) {
     }
 }
 
-/* n elements of v, in the host's memory, in row-major order. */
+/* Counts bad values among the n elements of v, which is in host memory, in row-major order. */
 static void look_here(const struct cairn__view *v, size_t n, struct findings *f) {
     int64_t at[CAIRN_MAX_DIMS] = {0};
     size_t offset = 0;
@@ -171,7 +171,7 @@ static const char *findings_text(struct findings f, char text[FOUND]) {
     return text;
 }
 
-/* "; its input 0 had ...", of the first input that is infinite or NaN; "" = none is. */
+/* "; its input 0 had ...", for the first input with an infinite or NaN value; "" if there is none. */
 static cairn_status cause_text(const struct cairn__tape *tape, const struct cairn__node *node, char text[TEXT]) {
     char values[FOUND];
     cairn_status st = CAIRN_OK;
@@ -191,8 +191,8 @@ bool cairn__looks_for_anomalies(const struct cairn__tape *tape) {
     return tape->main->finds_anomalies || tape->main->anomaly_users > 0;
 }
 
-/* Noting keeps the first anomaly, so that nothing is checked after it. What is recorded has no values yet: noting lets
- * it pass, and finding refuses to be recorded. */
+/* Noting keeps the first anomaly, so nothing is checked after it. While a graph is being recorded there are no values
+ * yet: noting skips the check, and cairn_detect_anomaly makes the recording fail. */
 static cairn_status begins_to_look(const struct cairn__tape *tape, bool *looks) {
     const struct cairn__tape *main = tape->main;
     struct cairn_device *d = tape->env->device;
@@ -231,8 +231,8 @@ out:
     return st;
 }
 
-/* Whether what node's backward computes with holds an infinity; without a node, the gradient that backward begins with
- * counts as one. */
+/* *any: whether an operand of node's backward holds an infinity. Without a node the contribution is the gradient that
+ * backward begins with, and *any is true. */
 static cairn_status look_for_given_infinity(const struct cairn__tape *tape, const struct cairn__node *node, bool *any) {
     struct findings f = {0};
     cairn_status st = CAIRN_OK;
@@ -262,7 +262,7 @@ cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cai
     if (is_bad(f) && f.nans == 0) TRY(look_for_given_infinity(tape, node, &given));
     if (given) tape->root->lets_infinities = true;
     if (!is_bad(f) || given || !node) return CAIRN_OK; /* without a node cairn__check_sum reports it */
-    int i = 0;                                         /* of the input that t is */
+    int i = 0;                                         /* index of t among the inputs */
     while (i < node->count && (!node->inputs[i] || cairn__tensor_grad_target(node->inputs[i]) != t)) i++;
     return found(tape, "backward of %s gave its input %d a gradient with %s%s", call_text(node, call), i,
                  findings_text(f, values), scale_text(tape));

@@ -1,9 +1,9 @@
-/* Backward: from the loss down the tape.
+/* Backward: walks the tape from the loss, in two passes.
  *
- * First pass: mark what the loss depends on and count, for every tensor in it, how many contributions its gradient will
- * get. It changes no gradient, so that a graph that may not be walked is refused as a whole. Second pass: the marked
- * nodes, last made first, an order in which every gradient is complete before its node propagates it. gradient.c has
- * what happens to gradients on the way. */
+ * The first pass marks what the loss depends on and counts the contributions that each tensor's gradient will get. It
+ * changes no gradient, so a graph that may not be walked is refused as a whole. The second pass walks the marked nodes,
+ * last made first: in this order every gradient is complete before its node propagates it. gradient.c does the
+ * arithmetic of gradients. */
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -55,11 +55,11 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
     return remember_set(tape, t->param->set);
 }
 
-/* t will get `count` more contributions. *pending: marked nodes that the pass has not visited. */
+/* Adds `count` to the contributions that t will get. *pending: marked nodes that the pass has not visited. */
 static cairn_status reach(struct cairn__tape *tape, cairn_tensor *t, int count, size_t *pending) {
     if (!cairn__wants_grad(t)) {
-        /* A parameter may have been frozen since the operation was called. On another rank the loss may reach more of
-         * its set, and that rank waits. */
+        /* A parameter may have been frozen since the operation was called. Its set still takes part: on another rank
+         * the loss may reach other parameters of the set, and that rank would wait. */
         const bool has_others = t && t->param && cairn__param_set_any_requires_grad(t->param->set);
         return has_others ? remember_set(tape, t->param->set) : CAIRN_OK;
     }
@@ -104,8 +104,8 @@ out:
 
 /* ---- second pass ---- */
 
-/* Nothing in the graph comes after the loss, so nothing is added to what a result starts from: the constant, or the
- * user's tensor. */
+/* Sets the first gradient: the constant 1, or the user's tensor. If the loss is a result, it may share that memory:
+ * nothing in the graph comes after the loss, so nothing is added to its gradient. */
 static cairn_status seed(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
     const cairn_dtype dtype = cairn__tensor_dtype(loss);
     void *from = grad ? cairn__tensor_data(grad) : cairn__tape_one(tape, dtype), *dx = NULL;
@@ -123,7 +123,7 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
     void *dy = node->result->sum;
     REQUIRE(dy, CAIRN_EINTERNAL, "backward: no gradient came to the result of %s", cairn__node_name(node));
     root->walked = node;
-    /* A cast saves nothing, and the losses of a step share a parameter's; nor does a view. */
+    /* Casts and views save nothing and may be walked again: the losses of a step share a parameter's cast. */
     node->consumed = !root->retain && node->op != CAIRN__OP_CAST && !node->row->view;
     const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);
     cairn_status st = cairn__check_sum(tape, node);
@@ -146,8 +146,8 @@ out:
     return st;
 }
 
-/* By their creation: graphs reach sets in different orders on different ranks, but ranks wait for each other in this
- * one. */
+/* Sorts sets by creation. Ranks wait for each other set by set, and their graphs may reach the sets in different
+ * orders. */
 static void order_sets(struct cairn__tape *tape) {
     size_t ordered = 0;
     for (struct cairn_param_set *set = cairn__last_set(tape->env); set; set = set->next) {
@@ -159,7 +159,7 @@ static void order_sets(struct cairn__tape *tape) {
     }
 }
 
-/* All sets begin before any gradient is written, and all end: with the gradients complete, or aborted. */
+/* Every set begins its backward before any gradient is written, and every set ends it: complete or aborted. */
 static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad,
                          const struct cairn__loss_scale *scale) {
     cairn_status st = CAIRN_OK;
@@ -198,8 +198,9 @@ out:
     return st;
 }
 
-/* An error, as there is nothing to walk. But other ranks may walk theirs, of any set: each set takes part in what they
- * agree on, and its error, which all ranks return, comes first. */
+/* A loss without a gradient is an error: there is nothing to walk. Other ranks may be walking their graphs, which may
+ * reach any set, so each set first takes part in what ranks agree on; its error, which all ranks return, has
+ * precedence. */
 static cairn_status check_wants_grad(const cairn_tensor *loss) {
     cairn_status st = CAIRN_OK;
     if (cairn__wants_grad(loss)) return CAIRN_OK;
@@ -211,7 +212,7 @@ static cairn_status check_wants_grad(const cairn_tensor *loss) {
     return st;
 }
 
-/* The user's gradient as the walk takes it: of the tensor's type, dense. It lives as long as the step. */
+/* *out: the user's gradient, dense and in the loss's type. It lives until the step ends. */
 static cairn_status take_grad(const cairn_tensor *loss, cairn_tensor *grad, cairn_tensor **out) {
     char of_grad[CAIRN__SHAPE_TEXT], of_loss[CAIRN__SHAPE_TEXT];
     cairn_status st = CAIRN_OK;

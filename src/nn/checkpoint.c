@@ -1,12 +1,14 @@
-/* Checkpoints: memory for time.
+/* Checkpoints trade time for memory.
  *
- * The function runs on a tape of its own, whose memory the next checkpoint uses again; its result is copied out, and of
- * its graph a list is kept: the tensors outside that it reaches, and how often. That is what backward counts with. When
- * backward comes to the node, the function runs again with the random streams and the choice of types it had, and the
- * graph that this leaves is walked as if it stood in the node's place: its contributions go to the tensors outside one
- * by one, in the order they would have without the checkpoint, so that sums are the same bits and a parameter is ready
- * once, after its last use anywhere. (O1's cast of a parameter is not shared with the tape outside: the two add up in
- * the parameter's type.)
+ * Forward: the function runs on a tape of its own, whose memory the next checkpoint reuses. Its result is copied out.
+ * Of its graph only a list is kept: which outside tensors it reaches, and how often. Backward uses the list to count
+ * contributions.
+ *
+ * Backward: at the checkpoint's node the function runs again, with the random streams and the choice of types of the
+ * first run. The graph of that run is walked in place of the node. Its contributions go to the outside tensors one by
+ * one, in the same order as without the checkpoint, so sums are the same bits and a parameter is ready once, after its
+ * last use anywhere. (O1's cast of a parameter is not shared with the tape outside: the gradients of the two casts are
+ * added in the parameter's type.)
  */
 #include "core/status.h"
 #include "nn/backward.h"
@@ -14,12 +16,12 @@
 struct checkpoint {
     cairn_checkpoint_fn fn;
     void *ctx;
-    uint64_t seed, stream;    /* the random numbers as the function finds them */
-    uint64_t policy;          /* of types, likewise */
-    uint64_t trail;           /* what it recorded, */
-    size_t recorded;          /* so many operations */
-    struct cairn__tape *tape; /* it ran on, and */
-    cairn_tensor *made;       /* what it gave: while the node is being made */
+    uint64_t seed, stream;    /* the state of the random numbers before the function ran */
+    uint64_t policy;          /* the op hook's, likewise */
+    uint64_t trail;           /* hash of the operations it recorded */
+    size_t recorded;          /* their number */
+    struct cairn__tape *tape; /* the tape it ran on; used only while the node is being made */
+    cairn_tensor *made;       /* the function's result; likewise */
 };
 
 static const struct checkpoint *checkpoint_of(const struct cairn__node *node) {
@@ -28,7 +30,7 @@ static const struct checkpoint *checkpoint_of(const struct cairn__node *node) {
 
 /* ---- running the function ---- */
 
-/* An input on the tape inside: leaves and parameters are at hand everywhere. */
+/* *out: t on the checkpoint's tape. Leaves and parameters may be used on any tape. */
 static cairn_status bring_in(struct cairn__tape *inner, cairn_tensor *t, cairn_tensor **out) {
     *out = t;
     if (t->kind != CAIRN__RESULT) return CAIRN_OK;
@@ -64,7 +66,7 @@ static cairn_status check_made(const struct cairn__tape *inner, const cairn_tens
     return cairn__tensor_check(made, "checkpoint");
 }
 
-/* Runs the function on the tape inside tape, and counts what its graph reaches outside. */
+/* Runs the function on tape's inner tape, and counts the outside tensors that its graph reaches. */
 static cairn_status run(struct cairn__tape *tape, const struct checkpoint *c, int count, cairn_tensor *const *inputs,
                         struct cairn__tape **inner, cairn_tensor **made) {
     cairn_env *env = tape->env;
@@ -193,7 +195,7 @@ out:
 cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *const *inputs, int count) {
     if (check_inputs(fn, inputs, count) != CAIRN_OK) return NULL;
     cairn_env *env = inputs[0]->env;
-    if (cairn__tape_of(env)->no_grad.depth > 0) { /* nothing is kept for a backward */
+    if (cairn__tape_of(env)->no_grad.depth > 0) { /* nothing is recorded, so there is nothing to save */
         const size_t mark = cairn__inside_begin(env);
         return cairn__inside_end(env, mark, fn(ctx, inputs, count));
     }

@@ -1,10 +1,10 @@
-/* Operations of the user's own: arrays of the device's memory in, arrays out. */
+/* Operations of the user: they get and return arrays in device memory. */
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/ops.h"
 
-/* What the user's functions are given: arrays whose elements have the size that they were compiled with. They are the
- * host's, whatever the device is, and live as long as the node. */
+/* The arrays of views that the user's functions get. A view has the size that the functions were compiled with. The
+ * arrays are in host memory on any device and live as long as the node. */
 struct views {
     void *x, *dx, *y, *dy;
     void **grads; /* [count] dx[i].data */
@@ -16,7 +16,7 @@ struct custom {
     cairn_dtype dtype;
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
-    size_t array_nbytes; /* of struct cairn_custom_array, as the user's functions have it */
+    size_t array_nbytes; /* size of struct cairn_custom_array as the user's functions were compiled */
     struct views views;
 };
 
@@ -69,7 +69,7 @@ static cairn_status infer(const struct cairn__node *node) {
     node->result->dtype = c->dtype;
     node->result->ndim = c->ndim;
     memcpy(node->result->shape, c->shape, sizeof(c->shape));
-    /* A result that silently has no gradient there would train nothing. */
+    /* An op that has a backward, but none for this device, would silently train nothing. */
     REQUIRE(has_backward(op, d) || (!op->backward && !op->backward_cuda) || !node->result->wants_grad, CAIRN_ENOTSUP,
             "%s: an input requires a gradient, and there is no backward for '%s'; set %s", op->name,
             cairn_device_name(d), cairn__is_on_host(d) ? "backward" : "backward_cuda");
@@ -77,7 +77,7 @@ static cairn_status infer(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-/* On a GPU the user's functions get the stream, and the GPU is the calling thread's current one. */
+/* On a GPU the user's functions get the stream, with the GPU set as the calling thread's current device. */
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct custom *c = custom_of(node);
     const struct views *v = &c->views;
@@ -89,7 +89,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     return check_call(c, "forward", st);
 }
 
-/* Parameters first, also here: gradients are ready in this order. */
+/* Parameters first, as in every backward: so their gradients are ready, and can be reduced, as early as possible. */
 static cairn_status hand_on(struct cairn__tape *tape, const struct cairn__node *node, void *const *grads, bool params) {
     cairn_status st = CAIRN_OK;
     for (int i = 0; i < node->count; i++) {

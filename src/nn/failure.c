@@ -1,6 +1,6 @@
-/* Errors that the device finds while it computes, such as a target that is no class. The step keeps the first: every
- * read and every backward of that step returns it, as its gradients must not be applied. A no_grad scope keeps its own:
- * an evaluation that failed fails no step. */
+/* Errors that the device finds while it computes, such as a target that is not a class. The step keeps the first one:
+ * every read and every backward of that step returns it, because its gradients must not be applied. A no_grad scope
+ * keeps its own, so that a failed evaluation does not fail the step around it. */
 #include <stdio.h>
 
 #include "core/log.h"

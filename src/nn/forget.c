@@ -1,10 +1,11 @@
-/* Forgetting values that are not read any more.
+/* Frees the values of results that are not read again.
  *
- * PyTorch frees a result with the last reference to it. C counts none, so the rule goes by who made a result: what the
- * program made or a module returned to it lives until the step ends. What a module made inside and did not return ends
- * with the graph that holds it, as soon as a backward has consumed the node that made it; where no graph does, when the
- * forward that made it returns. A result that has ended is an error to use, and its memory goes to the results that
- * come as soon as neither a view nor a backward reads it. */
+ * PyTorch frees a result with the last reference to it. C counts no references, so the rule goes by who made a result:
+ *   - A result that the program made, or that a module returned to it, lives until the step ends.
+ *   - A result that a module made inside and did not return ends as soon as a backward has consumed the node that made
+ *     it. If no graph holds it, it ends when the module's forward returns.
+ * Using a result that has ended is an error. Later results reuse its memory as soon as neither a view nor a backward
+ * reads it. */
 #include "core/alloc.h"
 #include "core/status.h"
 #include "nn/ops.h"
@@ -51,7 +52,8 @@ static void give_saved(struct cairn__node *node) {
     node->saved_nbytes = 0;
 }
 
-/* A parameter's cast is found again by others. Where the list cannot grow, y lives until the step ends. */
+/* A parameter's cast is never internal: later operations share it. If the list cannot grow, y lives until the step
+ * ends. */
 static void note_inside(struct cairn__tape *tape, const struct cairn__node *node) {
     cairn_tensor *y = node->result;
     if (tape->inside == 0 || (node->op == CAIRN__OP_CAST && node->inputs[0]->kind == CAIRN__PARAM)) return;
@@ -79,7 +81,7 @@ void cairn__note_readers(struct cairn__node *node, cairn_tensor *const *given) {
     note_inside(y->tape, node);
 }
 
-/* Casts and views, which may be walked again, read nothing: so every reader is dropped once. */
+/* Drops every reader once: only casts and views may be walked again, and they read nothing. */
 void cairn__note_walked(struct cairn__node *node) {
     for (int i = 0; i <= node->count; i++) {
         if (reads(node, i)) drop_reader(i < node->count ? node->inputs[i] : node->result);

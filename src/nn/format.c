@@ -25,13 +25,13 @@ struct format {
     const cairn_tensor *t;
     cairn_dtype dtype;
     bool summarizes;
-    union value *values; /* that are shown, in their order, and the next one to be written */
+    union value *values; /* the values shown, in order, and the index of the next one to write */
     size_t count, next;
     bool has_fractions, has_powers;
     int width;
 
     char *text;
-    size_t nbytes, used; /* used counts on past the end */
+    size_t nbytes, used; /* used also counts what did not fit */
     int column;
 };
 
@@ -45,7 +45,7 @@ static int64_t shown(const struct format *f, int dim) {
     return is_cut(f, dim) ? 2 * EDGE : f->t->shape[dim];
 }
 
-/* The place in its dimension of the i-th one shown. */
+/* The index, along dim, of the i-th element shown. */
 static int64_t place(const struct format *f, int dim, int64_t i) {
     return is_cut(f, dim) && i >= EDGE ? f->t->shape[dim] - 2 * EDGE + i : i;
 }
@@ -65,7 +65,7 @@ out:
     return st;
 }
 
-/* One at a time: there are few, and they need not be dense. */
+/* Loads one value at a time: few are shown, and they need not be dense. */
 static cairn_status load_values(struct format *f, int dim, int64_t offset) {
     cairn_status st = CAIRN_OK;
     if (dim == f->t->ndim) return load_value(f, offset, &f->values[f->count++]);
@@ -87,7 +87,7 @@ static int write_value(const struct format *f, union value v, char text[VALUE_TE
     return snprintf(text, VALUE_TEXT, f->has_fractions ? "%.*f" : "%.*f.", f->has_fractions ? PRECISION : 0, x);
 }
 
-/* By the finite values that are not 0. */
+/* Chooses by the finite values that are not 0. */
 static void choose_notation(struct format *f) {
     double least = INFINITY, most = 0;
     for (size_t i = 0; i < f->count; i++) {
@@ -139,7 +139,7 @@ static void put_next(struct format *f) {
     put(f, text);
 }
 
-/* The innermost dimension, as many values a line as fit; "..." takes the place of one. */
+/* Writes the innermost dimension, with as many values a line as fit; "..." takes the width of one. */
 static void put_row(struct format *f, int dim, int indent) {
     const int64_t cut = is_cut(f, dim), n = shown(f, dim) + cut;
     const int fit = (LINE - indent) / (f->width + 2), in_line = fit > 1 ? fit : 1;

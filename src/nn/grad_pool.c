@@ -1,9 +1,10 @@
 /* Gradients of results.
  *
- * Places are chosen by best fit among the gaps of an endless address space. A place within the reservoir is memory at
- * once; one beyond it is allocated apart, and the next backward begins with a reservoir that reaches as far. Equal
- * backwards choose equal places, since each begins empty, so from the second or third on nothing is allocated and
- * nothing can fragment; and what is held is the extent of what lives at one time, not the sum of all. */
+ * Offsets are chosen by best fit among the gaps of an unbounded address space. A block within the reservoir needs no
+ * allocation. A block beyond it is allocated apart, and the next backward begins with a reservoir that covers its
+ * offset. Each backward begins with an empty pool, so equal backwards choose equal offsets: from the second or third on
+ * nothing is allocated and nothing can fragment. The pool holds the extent of the blocks that live at one time, not the
+ * sum of all. */
 #include "nn/grad_pool.h"
 
 #include <string.h>
@@ -16,7 +17,7 @@ static void free_apart(struct cairn__tensor_grad_pool *pool, const struct cairn_
 }
 
 void cairn__tensor_grad_pool_begin(struct cairn__tensor_grad_pool *pool) {
-    for (size_t i = 0; i < pool->count; i++) free_apart(pool, &pool->blocks[i]); /* of a backward that failed */
+    for (size_t i = 0; i < pool->count; i++) free_apart(pool, &pool->blocks[i]); /* left by a failed backward */
     pool->count = 0;
     pool->used = 0;
     if (pool->wanted <= pool->reservoir_nbytes || pool->device->capturing) return;
@@ -24,7 +25,7 @@ void cairn__tensor_grad_pool_begin(struct cairn__tensor_grad_pool *pool) {
     cairn__device_free(pool->device, pool->reservoir);
     pool->reservoir = NULL;
     pool->reservoir_nbytes = 0;
-    /* Where it cannot be had in one piece, pieces apart may still be. */
+    /* If one large allocation fails, separate smaller ones may still succeed. */
     if (cairn__device_alloc(pool->device, CAIRN__HOLDS_TAPE, pool->wanted, &data) != CAIRN_OK) return;
     pool->reservoir = data;
     pool->reservoir_nbytes = pool->wanted;
@@ -74,7 +75,7 @@ out:
     return st;
 }
 
-/* Few gradients live at one time. */
+/* A linear search: few gradients live at one time. */
 static struct cairn__tensor_grad_block *find(const struct cairn__tensor_grad_pool *pool, const void *p) {
     for (size_t i = pool->count; i > 0; i--) {
         if (pool->blocks[i - 1].data == p) return &pool->blocks[i - 1];

@@ -1,43 +1,43 @@
-/* Memory for the gradients of results: taken when the first contribution is made, given back when the last reader is
- * done, taken again by the next. It lies in one reservoir that is kept between backwards. */
+/* Memory for the gradients of results: allocated for the first contribution, released after the last read, and reused
+ * by the gradients after it. Blocks lie in one reservoir that is kept between backwards. */
 #ifndef CAIRN__NN_GRAD_POOL_H
 #define CAIRN__NN_GRAD_POOL_H
 
 #include "device/device.h"
 
-/* Bytes that are out, the most that ever were, and what is held for them. */
+/* Bytes in use, the most that ever were in use, and bytes held from the device. */
 struct cairn__memory_use {
     size_t used, peak, held;
 };
 
-/* Memory that is out. Its place is one in an endless reservoir, of which the front is there. */
+/* A block in use. Offsets count in an unbounded address space, of which the reservoir is the front. */
 struct cairn__tensor_grad_block {
     void *data;
     size_t offset, nbytes;
     int holders;
-    bool apart; /* beyond the front: an allocation of its own */
+    bool apart; /* beyond the reservoir: an allocation of its own */
 };
 
 struct cairn__tensor_grad_pool {
     struct cairn_device *device;
     char *reservoir;
-    size_t reservoir_nbytes, wanted;         /* as it is, and as large as places ever reached */
-    struct cairn__tensor_grad_block *blocks; /* that are out, by offset */
+    size_t reservoir_nbytes, wanted;         /* its size, and the size that all blocks so far would have needed */
+    struct cairn__tensor_grad_block *blocks; /* in use, sorted by offset */
     size_t count, capacity;
     size_t used, peak;
 };
 
-/* A backward begins: nothing is out, and the reservoir is made as large as the ones before would have needed it. */
+/* Begins a backward: releases all blocks and grows the reservoir to what earlier backwards would have needed. */
 void cairn__tensor_grad_pool_begin(struct cairn__tensor_grad_pool *pool);
 
-/* 64-byte aligned device memory with one holder, undefined. Errors: CAIRN_ENOMEM; while a graph is recorded and the
- * reservoir is too small, CAIRN_ESTATE. */
+/* 64-byte aligned device memory with one holder, undefined. Errors: CAIRN_ENOMEM; CAIRN_ESTATE if a graph is being
+ * recorded and the reservoir is too small. */
 cairn_status cairn__tensor_grad_pool_take(struct cairn__tensor_grad_pool *pool, size_t nbytes, void **out);
 
-/* The holders of p; 0 for memory that is not the pool's. */
+/* The number of holders of p; 0 for memory that is not the pool's. */
 int cairn__tensor_grad_pool_holders(const struct cairn__tensor_grad_pool *pool, const void *p);
 
-/* One holder more or fewer; the last one gives the memory back. Nothing for memory that is not the pool's. */
+/* Adds or removes a holder; removing the last one releases the memory. Ignores memory that is not the pool's. */
 void cairn__tensor_grad_pool_hold(struct cairn__tensor_grad_pool *pool, const void *p);
 void cairn__tensor_grad_pool_drop(struct cairn__tensor_grad_pool *pool, const void *p);
 

@@ -1,14 +1,15 @@
-/* Where gradients go.
+/* Accumulates gradients in backward.
  *
- * A contribution to a tensor's gradient is written in the tensor's own type: an f16 tensor has f16 gradients, and what
- * overflows there (beyond 65504, before the loss scale went down) is infinite. (An f32 cast of a half result may get
- * its only one in the half type, as it would hand it on.) The gradient of a result is added up in that type, as torch
- * does. A leaf's gradient is f32 (f64 for f64): contributions have the leaf's type, their sum is not rounded. A
- * parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it is computed
- * there; used several times, contributions are summed in f32 and rounded once.
+ * A contribution to a tensor's gradient is written in the tensor's own type: an f16 tensor has f16 gradients, which
+ * become infinite where they overflow (beyond 65504, until the loss scale goes down). An exception is an f32 cast of a
+ * half result: its only contribution may be written in the half type, to which the cast would round it anyway.
+ *   - A result: contributions are summed in its type, as in torch.
+ *   - A leaf: contributions have the leaf's type; their sum is f32 (f64 for f64) and not rounded.
+ *   - A parameter: the gradient is written once, at the parameter's last use, to the slot that src/param provides. With
+ *     one use it is computed there; with several, contributions are summed in f32 and rounded once.
  *
- * Memory of contributions is the pool's (grad_pool.h). Memory that several tensors hold (cairn__tensor_grad_pass_on) is
- * never written. */
+ * Contributions are in the pool's memory (grad_pool.h). Memory that several tensors hold (cairn__tensor_grad_pass_on)
+ * is never written. */
 #include "core/status.h"
 #include "nn/backward.h"
 
@@ -26,7 +27,7 @@ static bool is_held_once(const struct cairn__tape *tape, const void *dx) {
 
 /* ---- arithmetic ---- */
 
-/* dst = x + y, all of one type; dst may be one of them. */
+/* dst = x + y, all of one type; dst may be x or y. */
 static void add(struct cairn__tape *tape, cairn_dtype dtype, void *dst, void *x, void *y, size_t n) {
     struct cairn_device *d = tape->env->device;
     if (dtype != CAIRN_F64) {
@@ -62,7 +63,7 @@ static void copy_to(struct cairn__tape *tape, void *dst, cairn_dtype to, const v
 
 /* ---- leaves ---- */
 
-/* The only contribution to an f32 or f64 leaf is its gradient. */
+/* The only contribution to an f32 or f64 leaf is computed directly in its gradient. */
 static cairn_status begin_leaf(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
     const size_t nbytes = t->n * cairn_dtype_nbytes(cairn__arithmetic_type(t->dtype));
     cairn_status st = CAIRN_OK;
@@ -126,7 +127,7 @@ out:
 
 /* ---- results ---- */
 
-/* Into the one of the two buffers that has no other holder; into a third where both have. */
+/* Adds dx to the sum, in the one of the two buffers that has no other holder; in a third if both have. */
 static cairn_status add_to_result(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
     cairn_status st = CAIRN_OK;
     void *sum = is_held_once(tape, t->sum) ? t->sum : is_held_once(tape, dx) ? dx : NULL;
@@ -143,8 +144,8 @@ out:
 
 /* ---- the three together ---- */
 
-/* Where t is a view of a parameter or leaf that passes its gradient on as it is: that parameter or leaf, in whose
- * memory the gradient can be computed. */
+/* The tensor in whose memory t's gradient can be computed: the parameter or leaf that t views, if views pass the
+ * gradient on unchanged and nothing else contributes to it; else t. */
 static cairn_tensor *last_target(const struct cairn__tape *tape, cairn_tensor *t) {
     cairn_tensor *last = cairn__tensor_grad_target(t);
     while (last->kind == CAIRN__RESULT && last->uses == 1 && last->node && last->node->reached == tape->backward &&
@@ -162,7 +163,7 @@ cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t,
     return new_buffer(tape, t, cairn__tensor_dtype(t), dx);
 }
 
-/* t is an f32 cast of a half result, and the cast alone reads its gradient. */
+/* Whether t is an f32 cast of a half result and nothing but the cast reads t's gradient. */
 static bool is_only_rounded(const struct cairn__tape *tape, const cairn_tensor *t) {
     const struct cairn__node *node = t->node;
     const cairn_tensor *x = node && node->op == CAIRN__OP_CAST ? node->inputs[0] : NULL;
@@ -200,7 +201,7 @@ cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *
     struct cairn__tensor_grad_pool *pool = &tape->root->grads;
     void *dx = NULL;
     if (cairn__tensor_grad_target(t)->kind == CAIRN__RESULT && from == to) {
-        cairn__tensor_grad_pool_hold(pool, dy); /* nothing where dy is the user's, or a last target's own memory */
+        cairn__tensor_grad_pool_hold(pool, dy); /* no effect if dy is the user's memory or a last target's */
         return cairn__tensor_grad_end(tape, t, (void *)(uintptr_t)dy);
     }
     cairn_status st = CAIRN_OK;

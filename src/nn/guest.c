@@ -1,4 +1,4 @@
-/* Operations that other rooms bring: their row, and what they see of nn. */
+/* Operations of other rooms: their common row, and the part of nn that they may use (hooks.h). */
 #include <string.h>
 
 #include "core/status.h"
@@ -45,7 +45,7 @@ cairn_tensor *cairn__apply_guest(const struct cairn__guest *attrs, size_t nbytes
     return cairn__apply(CAIRN__OP_GUEST, own, count, inputs, attrs, nbytes);
 }
 
-/* ---- what they see ---- */
+/* ---- what they may use ---- */
 
 const void *cairn__node_attrs(const struct cairn__node *node) {
     return node->attrs;

@@ -1,6 +1,6 @@
-/* First values, by torch.nn.init's formulas. Uniforms and normals are those of the environment's random streams
- * (device/env.h), one stream a call; what the device has no pass for is drawn here and sent there, with the same
- * bits. */
+/* Initial values by torch.nn.init's formulas. Uniforms and normals come from the environment's random streams
+ * (device/env.h), one stream a call. Distributions that the device has no pass for are drawn on the host and uploaded,
+ * with the same bits on every device. */
 #include <math.h>
 
 #include "core/alloc.h"
@@ -39,7 +39,7 @@ static void changed(cairn_tensor *t) {
 
 /* ---- drawing ---- */
 
-/* Four values of one block; p: numbers of the distribution. */
+/* Draws four values from one block; p: the distribution's parameters. */
 typedef void (*draw_fn)(struct cairn__philox_block block, const double *p, float values[4]);
 
 static cairn_status draw(cairn_tensor *t, draw_fn f, const double *p) {
@@ -55,13 +55,13 @@ out:
     return st;
 }
 
-enum { LOW, HIGH }; /* of a uniform */
+enum { LOW, HIGH }; /* p of a uniform */
 static void draw_uniform(struct cairn__philox_block block, const double *p, float values[4]) {
     for (int i = 0; i < 4; i++)
         values[i] = (float)(p[LOW] + (p[HIGH] - p[LOW]) * (double)cairn__uniform(block.word[i]));
 }
 
-enum { MEAN, STD, LEAST, MOST, LEAST_X, MAX_X }; /* of a normal, of a truncated one */
+enum { MEAN, STD, LEAST, MOST, LEAST_X, MAX_X }; /* p of a normal, of a truncated one */
 static void draw_normal(struct cairn__philox_block block, const double *p, float values[4]) {
     cairn__normal4(block, values);
     for (int i = 0; i < 4; i++) values[i] = values[i] * (float)p[STD] + (float)p[MEAN];

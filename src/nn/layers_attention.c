@@ -1,5 +1,5 @@
-/* torch.nn.MultiheadAttention with batch_first: where an input attends to itself one product for q, k and v, attention
- * by blocks, heads as they lie. */
+/* torch.nn.MultiheadAttention with batch_first. If an input attends to itself, one product computes q, k and v, and
+ * attention reads the heads in place, side by side. */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Layers without parameters, and one after another. */
+/* Layers without parameters, and Sequential. */
 #include <stdio.h>
 
 #include "core/status.h"
@@ -44,7 +44,7 @@ static cairn_tensor *activate(cairn_module *module, void *context, cairn_tensor 
     return ((const struct activation *)context)->op(inputs[0]);
 }
 
-/* As torch shows them; others are an Activation. */
+/* Names as torch prints them; other operations are shown as Activation. */
 static const struct {
     op_fn op;
     const char *name;
@@ -90,7 +90,7 @@ cairn_module *cairn_flatten_from(cairn_env *env, int first_dim) {
     return m;
 }
 
-/* ---- one after another ---- */
+/* ---- Sequential ---- */
 
 static cairn_tensor *run_all(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     (void)context, (void)count;
@@ -120,7 +120,7 @@ static void drop_from(int i, int count, cairn_module *const *children) {
     if (is_ours) cairn__module_drop(children[i]);
 }
 
-/* *done: children that are taken or ended. */
+/* *done: the number of children that are taken or ended. */
 static cairn_status create_sequential(cairn_env *env, int count, const char *const *names,
                                       cairn_module *const *children, int *done, cairn_module **out) {
     cairn_status st = CAIRN_OK;

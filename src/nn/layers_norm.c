@@ -1,4 +1,5 @@
-/* torch.nn.LayerNorm, RMSNorm, GroupNorm, BatchNorm. Their weights belong to a normalisation: O2 keeps them in f32. */
+/* torch.nn.LayerNorm, RMSNorm, GroupNorm, BatchNorm. Their parameters are registered as a normalisation's, so O2 keeps
+ * them in f32. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -138,7 +139,7 @@ static cairn_tensor *batch_norm(cairn_module *module, void *context, cairn_tenso
     cairn_tensor *y = cairn__batch_norm_over(inputs[0], n->mean, n->var, n->weight, n->bias, module->training,
                                              n->momentum, n->eps, &n->exchange);
     /* Nothing is computed from the count; it is part of the state, as in torch. The device counts, so that no step
-     * waits for the number, and one that is recorded goes on counting. */
+     * waits for the number and a recorded step counts too. */
     if (y && module->training) module->env->device->passes->count_up(module->env->device, n->batches->data, NULL);
     return y;
 }
@@ -190,7 +191,7 @@ cairn_module *cairn_batch_norm(cairn_env *env, int64_t channels, double eps, dou
     return create_batch(env, channels, eps, momentum, &m) == CAIRN_OK ? m : NULL;
 }
 
-/* ---- batches that several have shares of ---- */
+/* ---- batches split into shares ---- */
 
 static size_t list_batch_norms(cairn_module *m, cairn_module **list, size_t room, size_t count) {
     if (m->kind.forward == batch_norm) {

@@ -1,6 +1,7 @@
-/* Ends that wait. A step that uses a leaf or a parameter's handle may read it until the step is over: its backward,
- * views, what shows a cast. So each remembers the generations that used it, and one that its owner ends before they are
- * over is unlinked from the owner, marked, and freed with the last of them. */
+/* Deferred destruction of leaves and parameters' handles. A step that uses one may read it until the step is over: in
+ * its backward, through views, or through a result that shows a cast. So each leaf and handle records the generations
+ * that use it. If its owner ends it before they are over, it is unlinked from the owner and marked, and freed after the
+ * last of them. */
 #include <stddef.h>
 
 #include "core/alloc.h"
@@ -16,7 +17,7 @@ static bool is_used(const cairn_tensor *t) {
     return used;
 }
 
-/* A checkpoint's tape ends before the step that walks it. */
+/* Notes the root's generation: a checkpoint's ends before the step that walks it. */
 void cairn__note_use(cairn_tensor *t) {
     if (!t || t->kind == CAIRN__RESULT) return;
     const struct cairn__tape *root = cairn__tape_of(t->env)->root;
@@ -65,11 +66,11 @@ void cairn__leaf_end(cairn_tensor *t) {
     }
     cairn__leaf_unlink(t);
     t->is_ended = true;
-    t->param = NULL; /* it ends now, with its set */
+    t->param = NULL; /* the parameter ends now, with its set */
     cairn__leaf_link(&cairn__tape_of(t->env)->main->ending, t);
 }
 
-/* What is being recorded may not free. */
+/* Nothing may be freed while a graph is being recorded. */
 void cairn__free_ended(struct cairn__tape *tape) {
     if (tape->env->device->capturing) return;
     for (cairn_tensor *t = tape->main->ending, *next; t; t = next) {

@@ -1,4 +1,4 @@
-/* Modules: how they are built, run and ended. Looking at one is module_tree.c's business. */
+/* Modules: building, running and destroying them. module_tree.c has the queries. */
 #include "nn/module.h"
 
 #include <stdio.h>
@@ -112,7 +112,7 @@ void cairn__module_drop(cairn_module *child) {
 
 /* ---- building ---- */
 
-/* Of a root: paths are names, and those of children's parameters have a dot. */
+/* Whether a root has a member of that name. Names in the root's set are paths: a child's parameters have a dot. */
 static bool has_member(const cairn_module *m, const char *name) {
     if (cairn__param_set_find(m->params, name)) return true;
     for (size_t i = 0; i < m->num_buffers; i++) {
@@ -185,7 +185,7 @@ cairn_tensor *cairn_module_add_buffer(cairn_module *m, const char *name, cairn_d
     return add_buffer(m, name, dtype, ndim, shape, &t) == CAIRN_OK ? t : NULL;
 }
 
-/* ---- children: all that can fail first, so that a failure leaves both modules as they were ---- */
+/* ---- children: whatever can fail comes first, so that a failure leaves both modules unchanged ---- */
 
 static cairn_status lengthen_paths(cairn_module *m, const char *prefix) {
     cairn_status st = CAIRN_OK;
@@ -258,7 +258,7 @@ cairn_status cairn__module_add_child(cairn_module *m, const char *name, cairn_mo
     if (out) *out = child;
     return CAIRN_OK;
 out:
-    if (child != root_of(m)) cairn__module_drop(child); /* m would end with it */
+    if (child != root_of(m)) cairn__module_drop(child); /* m itself would be destroyed with its root */
     return st;
 }
 
@@ -281,7 +281,7 @@ static cairn_tensor *in_type(cairn_tensor *t, cairn_dtype dtype) {
 
 static cairn_status check_inputs(const cairn_module *m, cairn_tensor *const *inputs, int count) {
     const cairn_status earlier = cairn__last_status();
-    if ((!m || (inputs && count > 0 && !inputs[0])) && earlier != CAIRN_OK) return earlier; /* the first cause stays */
+    if ((!m || (inputs && count > 0 && !inputs[0])) && earlier != CAIRN_OK) return earlier; /* keep the first error */
     REQUIRE(m, CAIRN_EINVAL, "module_forward: the module is NULL");
     const int most = m->kind.max_inputs ? m->kind.max_inputs : 1;
     REQUIRE(inputs && count > 0 && count <= most, CAIRN_EINVAL, "%s: %d inputs are given; it takes 1 to %d",
@@ -290,7 +290,7 @@ static cairn_status check_inputs(const cairn_module *m, cairn_tensor *const *inp
     return CAIRN_OK;
 }
 
-/* NULL stays NULL, and a cast that fails is one. */
+/* A NULL input stays NULL; a cast that fails makes one. */
 static cairn_status cast_inputs(const cairn_module *m, cairn_tensor *const **inputs, int count) {
     cairn_tensor **cast = NULL;
     cairn_status st = CAIRN_OK;
@@ -304,7 +304,7 @@ out:
     return st;
 }
 
-/* The message has the last error before a NULL too: it may be the cause. */
+/* If forward returns NULL, the message includes the last error from before it: that may be the cause. */
 static cairn_tensor *forward(cairn_module *m, cairn_tensor *const *inputs, int count) {
     const uint64_t before = cairn__failures();
     cairn_tensor *y = m->kind.forward(m, m->context, inputs, count);
@@ -323,7 +323,7 @@ static cairn_tensor *run(cairn_module *m, cairn_tensor *const *inputs, int count
     const size_t mark = cairn__inside_begin(m->env);
     cairn_tensor *y = NULL;
     if (!m->input || cast_inputs(m, &inputs, count) == CAIRN_OK) y = in_type(forward(m, inputs, count), m->output);
-    cairn__note_use(y); /* it may be an input */
+    cairn__note_use(y); /* y may be an input, a leaf or parameter */
     return cairn__inside_end(m->env, mark, y);
 }
 
@@ -335,7 +335,7 @@ void cairn__module_put_path(const cairn_module *m, char text[CAIRN__MODULE_PATH]
     snprintf(text + used, CAIRN__MODULE_PATH - used, "%s%s", used > 0 ? "." : "", m->name);
 }
 
-/* The innermost module within which something failed is named. What failed before it began is not its doing. */
+/* An error names the innermost module in which it occurred, unless it occurred before that module began. */
 cairn_tensor *cairn_module_forward_n(cairn_module *m, cairn_tensor *const *inputs, int count) {
     const uint64_t failures = cairn__failures();
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;

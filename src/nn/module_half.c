@@ -1,4 +1,4 @@
-/* A module's buffers in a half type. */
+/* Conversion of a module's buffers to a half type. */
 #include "core/dtype.h"
 #include "core/status.h"
 #include "nn/module.h"

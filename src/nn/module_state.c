@@ -1,4 +1,4 @@
-/* What a module saves: its parameters, as their set does, and its buffers. */
+/* A module's saved state: its parameter set's state, and its buffers. */
 #include "core/status.h"
 #include "nn/module.h"
 #include "nn/tensor.h"

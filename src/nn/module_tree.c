@@ -1,4 +1,4 @@
-/* Looking at a tree of modules: its parameters and buffers by path, and its picture. */
+/* Queries of a tree of modules: its parameters and buffers by path, and its printed form. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -85,7 +85,7 @@ size_t cairn_module_num_buffers(const cairn_module *m) {
     return n;
 }
 
-/* *i counts down to the one that is meant. */
+/* The buffer with index *i; *i counts down over the buffers before it. */
 static const struct cairn__module_buffer *nth_buffer(const cairn_module *m, size_t *i) {
     if (*i < m->num_buffers) return &m->buffers[*i];
     *i -= m->num_buffers;
@@ -124,7 +124,7 @@ cairn_tensor *cairn_module_get(const cairn_module *m, const char *path) {
     return t;
 }
 
-/* ---- the picture ---- */
+/* ---- printing ---- */
 
 struct writer {
     char *text;

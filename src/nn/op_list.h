@@ -131,7 +131,7 @@
     X(AVG_POOL2D, "avg_pool2d")                     \
     X(ADAPTIVE_AVG_POOL2D, "adaptive_avg_pool2d")
 
-/* ops_convert.c, checkpoint.c, custom.c, guest.c: what changes the graph and no value, and what others bring */
+/* ops_convert.c, checkpoint.c, custom.c, guest.c: changes of the graph, and operations of the user and other rooms */
 #define CAIRN__OPS_AUTOGRAD(X)                      \
     X(DETACH, "detach")                             \
     X(CHECKPOINT, "checkpoint")                     \

@@ -14,7 +14,7 @@ void *cairn__op_hook_ctx(const cairn_env *env) {
     return cairn__tape_of(env)->main->hook.ctx;
 }
 
-/* ---- shapes that several rows share ---- */
+/* ---- infer functions shared by several rows ---- */
 
 cairn_status cairn__infer_like_first(const struct cairn__node *node) {
     cairn_tensor *y = node->result;
@@ -46,7 +46,7 @@ struct cairn__view cairn__view_broadcast(const struct cairn__view *v, int ndim, 
     return b;
 }
 
-/* Sizes are aligned at the end; 1 gives way. */
+/* Sizes are aligned at the last dimension; a size of 1 is repeated. */
 cairn_status cairn__infer_broadcast(const struct cairn__node *node) {
     cairn_tensor *y = node->result;
     char text_a[CAIRN__SHAPE_TEXT], text_b[CAIRN__SHAPE_TEXT];
@@ -55,7 +55,7 @@ cairn_status cairn__infer_broadcast(const struct cairn__node *node) {
         if (node->inputs[i] && node->inputs[i]->ndim > y->ndim) y->ndim = node->inputs[i]->ndim;
     }
     for (int d = 1; d <= y->ndim; d++) {
-        const cairn_tensor *from = NULL; /* who set the size */
+        const cairn_tensor *from = NULL; /* the input that set the size */
         int64_t size = 1;
         for (int i = 0; i < node->count; i++) {
             const cairn_tensor *x = node->inputs[i];
@@ -74,7 +74,7 @@ cairn_status cairn__infer_broadcast(const struct cairn__node *node) {
 
 /* ---- the type of an operation ---- */
 
-/* f16 and bf16 hold each other's values only in f32. */
+/* The widest of f16 and bf16 is f32: neither holds the other's values. */
 static cairn_dtype widest(const cairn_dtype *types, int count) {
     cairn_dtype wide = types[0];
     for (int i = 1; i < count; i++) {
@@ -84,8 +84,8 @@ static cairn_dtype widest(const cairn_dtype *types, int count) {
     return wide;
 }
 
-/* The type that float inputs are cast to, which the op hook chooses, or else the row; 0 = they stay as they are. A view
- * computes nothing, so the hook is not called for it. */
+/* *out: the type that float inputs are cast to, chosen by the op hook or else by the row; 0 = no cast. A view computes
+ * nothing, so the hook is not called for it. */
 static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__node *node, cairn_tensor *const *inputs,
                                 cairn_dtype *out) {
     const struct cairn__op_hook *hook = &tape->main->hook;
@@ -94,7 +94,7 @@ static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__no
     *out = (cairn_dtype)0;
     if (node->row->keeps_types) return CAIRN_OK;
     const bool in_place = tape->in_place && cairn__is_float(cairn__tensor_dtype(inputs[0]));
-    tape->in_place = false; /* this operation's, not that of casts of its inputs */
+    tape->in_place = false; /* in_place is about this operation, not about casts of its inputs */
     cairn_status st = CAIRN_OK;
     TRY(cairn__tape_room(tape, (size_t)node->count * sizeof(types[0]), (void **)&types));
     for (int i = 0; i < node->count; i++) {
@@ -120,7 +120,7 @@ cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op 
     return CAIRN_OK;
 }
 
-/* A NULL input makes the result NULL and keeps the error that made the input NULL. *env: of the first tensor. */
+/* A NULL input makes the result NULL and keeps the error that made the input NULL. *env: the first tensor's. */
 static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_row *row, const char *name, int count,
                                  cairn_tensor *const *inputs, cairn_env **env) {
     cairn_status st = CAIRN_OK;
@@ -150,8 +150,8 @@ out:
     return st;
 }
 
-/* A result inherits the loss scale of its inputs, so that backward can give it to every parameter set it reaches. Cells
- * are compared, as the scales themselves are known on the device alone. */
+/* A result inherits the loss scale of its inputs, so that backward can pass it to every parameter set it reaches. The
+ * check for different scales compares cells, since only the device knows the scales. */
 static cairn_status inherit_scale(const struct cairn__node *node) {
     const cairn_tensor *first = NULL;
     for (int i = 0; i < node->count; i++) {
@@ -167,7 +167,7 @@ static cairn_status inherit_scale(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-/* A result starts as its first float input's type. */
+/* The type that a result has before infer: its first float input's. */
 static cairn_dtype first_type(const struct cairn__node *node) {
     const cairn_tensor *first = NULL;
     for (int i = 0; i < node->count; i++) {
@@ -178,8 +178,8 @@ static cairn_dtype first_type(const struct cairn__node *node) {
     return cairn__tensor_dtype(first);
 }
 
-/* So that a parameter that is thawed before backward gets no gradient of this graph, which keeps less for it. A
- * checkpoint's function gets its inputs as they are, both times. */
+/* Detaches frozen parameters: if one is thawed before backward, it must get no gradient from this graph, which has not
+ * kept what that gradient needs. A checkpoint's function gets its inputs undetached in both runs. */
 static cairn_status detach_frozen(struct cairn__node *node) {
     for (int i = 0; i < node->count; i++) {
         const cairn_tensor *x = node->inputs[i];
@@ -207,13 +207,13 @@ out:
     return st;
 }
 
-/* Sizes that inputs of broadcast shapes make together may be beyond any memory, and beyond size_t. */
+/* Broadcasting small inputs can make a result too large for any memory, and for size_t. */
 static cairn_status check_size(const struct cairn__node *node) {
     const cairn_tensor *y = node->result;
     char text[CAIRN__SHAPE_TEXT];
     size_t n = 1;
     for (int d = 0; d < y->ndim; d++) {
-        if (y->shape[d] == 0) continue; /* strides are counted in spite of it */
+        if (y->shape[d] == 0) continue; /* strides must fit even where a size is 0 */
         REQUIRE(n <= (size_t)INT64_MAX / 16 / (size_t)y->shape[d], CAIRN_EINVAL,
                 "%s: the result %s has more elements than memory can hold", cairn__node_name(node),
                 cairn__shape_text(y, text));
@@ -235,7 +235,7 @@ static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, 
     cairn_tensor *y = node->result;
     if (node->row->view) return CAIRN_OK;
     if (made) {
-        y->data = made; /* a parameter's kept cast: read only from here on */
+        y->data = made; /* a parameter's kept cast, never written from here on */
         return CAIRN_OK;
     }
     cairn_status st = CAIRN_OK;

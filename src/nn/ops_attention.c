@@ -1,19 +1,19 @@
-/* scaled_dot_product_attention: checks, and what forward leaves for backward: the logarithm of each row's sum. And the
- * same of heads that lie side by side, as the product before them makes them, with no view between. */
+/* scaled_dot_product_attention. Forward saves the logarithm of each row's sum for backward. A second row does the same
+ * for heads that lie side by side, as the product before it writes them, without views in between. */
 #include <math.h>
 
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/ops.h"
 
-enum { Q, K, V, MASK };                      /* inputs; the last may be missing; */
-enum { OF_HEADS, MASK_OF_HEADS, PARTS = 3 }; /* and of heads side by side: [B, T, PARTS * heads * D], q, k and v */
+enum { Q, K, V, MASK };                      /* inputs; MASK may be missing */
+enum { OF_HEADS, MASK_OF_HEADS, PARTS = 3 }; /* with heads side by side: [B, T, PARTS * heads * D] of q, k and v */
 
 struct attrs {
     bool causal;
-    double dropout, scale; /* scale 0: by the size of q */
-    uint64_t stream;       /* of dropout */
-    int64_t heads;         /* side by side */
+    double dropout, scale; /* scale 0: 1 / sqrt(D) */
+    uint64_t stream;       /* dropout's random stream */
+    int64_t heads;         /* number of heads side by side */
 };
 
 /* ---- shapes and types ---- */
@@ -85,8 +85,8 @@ out:
     return st;
 }
 
-/* The mask as the operation takes it: without a gradient, and where it is a float of q's type, so that it does not
- * decide in what the product is computed. */
+/* The mask, detached; a float mask is cast to q's type, so that it does not affect the type that the product is
+ * computed in. */
 static cairn_tensor *prepared_mask(cairn_tensor *mask, const cairn_tensor *q) {
     if (cairn__wants_grad(mask)) mask = cairn_detach(mask);
     if (!mask || !q) return mask;
@@ -96,7 +96,7 @@ static cairn_tensor *prepared_mask(cairn_tensor *mask, const cairn_tensor *q) {
 
 /* ---- passes ---- */
 
-/* Of one part of `parts` that lie side by side in data, [B, T, parts * heads * D], as [B, heads, T, D]. */
+/* One of `parts` parts that lie side by side in data [B, T, parts * heads * D], viewed as [B, heads, T, D]. */
 static struct cairn__view heads_of(const struct cairn__node *node, const void *data, int64_t part, int64_t parts) {
     const struct attrs *a = node->attrs;
     const cairn_tensor *y = node->result;
@@ -106,12 +106,12 @@ static struct cairn__view heads_of(const struct cairn__node *node, const void *d
     return (struct cairn__view){first, y->dtype, 4, {B, a->heads, T, D}, {T * row, D, row, 1}};
 }
 
-/* All but the operands. */
+/* The pass without its operands. */
 static struct cairn__attention attention_of(const struct cairn__tape *tape, const struct cairn__node *node,
                                             const cairn_tensor *mask, const int64_t scores[4], int64_t d) {
     const struct attrs *a = node->attrs;
     struct cairn__attention p = {.lse = node->saved,
-                                 /* where d is 0 scores are 0 too, which no infinite scale may touch */
+                                 /* with d = 0 scores are 0; an infinite scale would make them NaN */
                                  .scale = a->scale != 0 || d == 0 ? a->scale : 1 / sqrt((double)d),
                                  .causal = a->causal,
                                  .dropout = a->dropout,
@@ -188,7 +188,7 @@ out:
     return st;
 }
 
-/* The three gradients are all of the input's. */
+/* The three gradients together are the input's. */
 static cairn_status backward_of_heads(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     struct cairn__attention p = attention_of_heads(tape, node);
     cairn_tensor *x = node->inputs[OF_HEADS];
@@ -221,7 +221,7 @@ static const struct cairn__op_row row_of_heads = {.promotes = true,
 
 /* ---- the calls ---- */
 
-/* *mask: the options' as the operation takes it, or NULL. false: an error, whose message is written. */
+/* *mask: the options' mask, prepared, or NULL. Returns false on error, with the last error set. */
 static bool read_options(const struct cairn_attention_options *options, cairn_tensor *q, struct attrs *a,
                          cairn_tensor **mask) {
     struct cairn_attention_options o = {.struct_size = sizeof(o)};

@@ -1,4 +1,4 @@
-/* Losses with a class a row: cross_entropy, from scores and never through stored probabilities, and nll_loss. */
+/* Losses of one class per row: cross_entropy, which works on scores and stores no probabilities, and nll_loss. */
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/ops_rows.h"
@@ -11,7 +11,7 @@ struct class_attrs {
     int64_t ignore_index;
 };
 
-/* x is [N, C, d...] and the target [N, d...]; or [C], and one number. */
+/* Whether shapes fit: x [N, C, d...] and target [N, d...], or x [C] and a target of one number. */
 static bool target_fits(const cairn_tensor *x, const cairn_tensor *target) {
     if (x->ndim == 1) return target->n == 1 && target->ndim <= 1;
     if (target->ndim != x->ndim - 1 || target->shape[0] != x->shape[0]) return false;
@@ -47,7 +47,7 @@ out:
     return st;
 }
 
-/* Saved, R: what a mean divided by, and with room behind it what cross_entropy keeps of each row. */
+/* node->saved, R: first the divisor of a mean, then, at TOTAL_NBYTES, the lse of each row for cross_entropy. */
 enum { TOTAL_NBYTES = 64 };
 
 static struct cairn__class_loss pass_of(const struct cairn__node *node) {

@@ -7,7 +7,7 @@ static const cairn_env *env_of(const cairn_tensor *x) {
     return x ? x->env : NULL;
 }
 
-/* norm is f32 under O1, and what is divided by it then too: as apex has it. */
+/* Under O1 the norm is f32, and so is the quotient, as in apex. */
 cairn_tensor *cairn_normalize(cairn_tensor *x, double p, int dim, double eps) {
     const size_t mark = cairn__inside_begin(env_of(x));
     cairn_tensor *y = cairn_div(x, cairn_clamp(cairn_norm(x, p, 1, &dim, 1), eps, INFINITY));

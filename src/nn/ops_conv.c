@@ -8,7 +8,7 @@
 #include "core/status.h"
 #include "nn/ops_planes.h"
 
-enum { X, WEIGHT, BIAS }; /* inputs; the last may be missing */
+enum { X, WEIGHT, BIAS }; /* inputs; BIAS may be missing */
 
 struct attrs {
     int axes; /* 1 or 2 */
@@ -38,7 +38,7 @@ out:
     return st;
 }
 
-/* For sentences. */
+/* For error messages. */
 struct texts {
     char x[CAIRN__SHAPE_TEXT], weight[CAIRN__SHAPE_TEXT], bias[CAIRN__SHAPE_TEXT];
 };
@@ -152,7 +152,7 @@ static void plane_of(const cairn_tensor *t, int axes, int64_t size[2]) {
     size[1] = t->shape[t->ndim - 1];
 }
 
-/* value of [rows, columns], or of columns alone; `rows` for the row that 1-D has. */
+/* *out: an option of rows and columns. 1-D has it for columns only; its one row gets `rows`. */
 static void option_of(const int64_t value[2], int axes, int64_t rows, int64_t out[2]) {
     out[0] = axes == 1 ? rows : value[0];
     out[1] = axes == 1 ? value[0] : value[1];
@@ -191,7 +191,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     return CAIRN_OK;
 }
 
-/* The gradients of weight and bias are complete before dx is computed: their reduction can begin meanwhile. */
+/* The gradients of weight and bias are computed before dx, so that their reduction overlaps dx. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT], *bias = node->inputs[BIAS];
     struct cairn__conv v = conv_of(node);

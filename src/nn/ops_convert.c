@@ -1,5 +1,5 @@
-/* The operations that ops.c applies to the inputs of others: cast, into the type an operation computes in, contiguous,
- * where an operation takes dense inputs only, and detach, of parameters that are frozen. */
+/* The operations that ops.c applies to the inputs of other operations: cast to the type that an operation computes in,
+ * contiguous for operations that take dense inputs only, and detach for frozen parameters. */
 #include <string.h>
 
 #include "core/status.h"
@@ -73,7 +73,7 @@ static const struct cairn__op_row contiguous_row = {.strided = true,
                                                     .reads = cairn__reads_nothing};
 
 cairn_tensor *cairn_contiguous(cairn_tensor *x) {
-    cairn__note_use(x); /* it may be the result */
+    cairn__note_use(x); /* a dense x is returned itself */
     return x && x->is_dense ? x : cairn__apply(CAIRN__OP_CONTIGUOUS, &contiguous_row, CAIRN__INPUTS(x), NULL, 0);
 }
 
@@ -98,7 +98,7 @@ cairn_tensor *cairn_detach(cairn_tensor *x) {
 
 /* ---- the kept cast of a parameter ---- */
 
-/* Changes whenever the weights may have: both counts only grow. */
+/* A number that changes whenever the weights may have changed: both counts only grow. */
 static uint64_t version_of(const cairn_tensor *t) {
     return t->param->version + t->env->replays;
 }
@@ -122,19 +122,19 @@ out:
     return st;
 }
 
-/* Something that waits for its backward, also around a checkpoint, shows the data of a parameter's cast. */
+/* Whether a live result, on this tape or around a checkpoint, shows the data of a parameter's cast. */
 static bool is_shown(const struct cairn__tape *tape, const struct cairn__param_cast *c) {
     while (tape && !cairn__tape_lives(tape, c->shown)) tape = tape->outer;
     return tape != NULL;
 }
 
-/* A parameter is cast once until its weights change; the copy outlives the step, its node does not. Where weights
- * change within a step, a backward may still wait for the copy as it is, and the new one is a result like any other. */
+/* Casts a parameter once until its weights change; the copy outlives the step, its node does not. If the weights change
+ * within a step, an earlier backward may still need the copy, so the new cast is a result like any other. */
 static cairn_tensor *cast_param(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
     struct cairn__param_cast *c = &t->cast;
     const uint64_t version = version_of(t);
-    /* A result that the graph can use: one made without a graph leads nowhere, and one made before the parameter was
-     * frozen leads to it. */
+    /* Reuse the last result only if its graph fits: one made under no_grad would pass no gradient on, and one made
+     * before the parameter was frozen would. */
     if (c->result && cairn__tape_lives(tape, c->generation) && c->result->dtype == dtype &&
         c->result_version == version && (c->result->wants_grad == cairn__wants_grad(t) || tape->no_grad.depth > 0))
         return c->result;

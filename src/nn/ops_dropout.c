@@ -1,4 +1,4 @@
-/* dropout: which elements go is drawn again in backward, from the random stream that forward took. */
+/* dropout. Backward draws the dropped elements again from forward's random stream; no mask is stored. */
 #include "core/status.h"
 #include "nn/ops_rows.h"
 
@@ -45,7 +45,7 @@ cairn_tensor *cairn_dropout_forward(cairn_tensor *x, double p, int training) {
         cairn__fail(CAIRN_EINVAL, "dropout: p is %g; it must be from 0 to 1", p);
         return NULL;
     }
-    cairn__note_use(x); /* it may be the result */
+    cairn__note_use(x); /* without dropout x itself is returned */
     if (x && (!training || p == 0)) return cairn__tensor_check(x, "dropout") == CAIRN_OK ? x : NULL;
     struct dropout_attrs a = {.p = p};
     if (x) {

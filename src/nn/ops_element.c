@@ -1,8 +1,8 @@
-/* Element by element: what an operation computes, and what the gradient of each input is, are maps (kernels/maps.h), so
- * an operation is a line of a table, and all share one infer, one forward and one backward. A gradient of an input that
- * was broadcast is computed over the result's shape, in the type of arithmetic, and folded.
+/* Element-wise operations. What an operation computes and the gradient of each input are maps (kernels/maps.h), so an
+ * operation is a line of a table; all share one infer, one forward and one backward. The gradient of a broadcast input
+ * is computed over the result's shape, in the type of arithmetic, and folded.
  *
- * add, mul_scalar, relu and cast go through passes.h where types and layout allow: a device without math has these. */
+ * add, mul_scalar, relu and cast use passes.h where types and layout allow, so a device without math has them too. */
 #include <math.h>
 
 #include "core/status.h"
@@ -18,13 +18,14 @@ struct side {
     unsigned char of[CAIRN__MAP_INPUTS]; /* enum operand */
 };
 
-/* The type of a result of integers: f32; their own, bool refused; their own; or bool whatever the inputs are. */
+/* The result's type for integer inputs: FLOATS f32; NUMBERS theirs, bool refused; ANY theirs; TRUTH bool, whatever the
+ * inputs are. */
 enum kind { FLOATS, NUMBERS, ANY, TRUTH };
 
 struct formula {
     enum kind kind;
     enum cairn__map_fn map;
-    double p0; /* where the operation has no numbers of its own, of all maps of the line */
+    double p0; /* of all maps of the line, if the operation has no numbers of its own */
     struct side sides[3];
 };
 
@@ -98,7 +99,7 @@ static const struct formula formulas[CAIRN__NUM_OPS] = {
 };
 /* clang-format on */
 
-/* An operation with numbers: MAP_NUMBERS of them are its attrs. */
+/* The numbers of the maps: the attrs, MAP_NUMBERS of them, if the operation has numbers; else own, filled from p0. */
 static const double *numbers_of(const struct cairn__node *node, double own[CAIRN__MAP_NUMBERS]) {
     own[0] = formulas[node->op].p0;
     own[1] = 0;
@@ -107,7 +108,7 @@ static const double *numbers_of(const struct cairn__node *node, double own[CAIRN
 
 /* ---- operands ---- */
 
-/* v, of the i-th input's shape, shown with the result's. torch.prelu's weight belongs to dimension 1. */
+/* v, of the i-th input's shape, broadcast to the result's. torch.prelu's weight is along dimension 1. */
 static struct cairn__view shown(const struct cairn__node *node, int i, struct cairn__view v) {
     const cairn_tensor *y = node->result;
     if (node->op != CAIRN__OP_PRELU || i != 1) return cairn__view_broadcast(&v, y->ndim, y->shape);
@@ -155,7 +156,7 @@ static void slope_on_passes(struct cairn__tape *tape, const struct cairn__node *
     const struct cairn__passes *p = cairn__passes_of(tape);
     const cairn_tensor *y = node->result;
     if (node->op == CAIRN__OP_RELU) {
-        p->relu_backward(tape->env->device, y->dtype, dx, dy, y->data, y->n); /* positive where x is */
+        p->relu_backward(tape->env->device, y->dtype, dx, dy, y->data, y->n); /* y is positive where x is */
     } else {
         p->mul_scalar(tape->env->device, y->dtype, dx, dy, y->n, (float)*(const double *)node->attrs);
     }
@@ -173,7 +174,7 @@ static cairn_status take_type(const struct cairn__node *node) {
     const double *numbers = node->attrs;
     if (kind == TRUTH) y->dtype = CAIRN_BOOL;
     if (kind == TRUTH || cairn__is_float(y->dtype)) return CAIRN_OK;
-    y->dtype = CAIRN_BOOL; /* or the widest integer there is */
+    y->dtype = CAIRN_BOOL; /* or the widest integer type of the inputs */
     for (int i = node->op == CAIRN__OP_WHERE; i < node->count; i++) {
         const cairn_dtype t = cairn__tensor_dtype(node->inputs[i]);
         if (t == CAIRN_I64 || (t == CAIRN_I32 && y->dtype == CAIRN_BOOL)) y->dtype = t;
@@ -198,7 +199,7 @@ static cairn_status where_infer(const struct cairn__node *node) {
     const cairn_dtype condition = cairn__tensor_dtype(node->inputs[0]);
     REQUIRE(condition == CAIRN_BOOL, CAIRN_EINVAL, "where: the condition is %s; it must be bool",
             cairn_dtype_name(condition));
-    for (int i = 1; i < node->count; i++) { /* the condition has no part in the result's type */
+    for (int i = 1; i < node->count; i++) { /* the condition does not affect the result's type */
         if (cairn__is_float(cairn__tensor_dtype(node->inputs[i])))
             node->result->dtype = cairn__tensor_dtype(node->inputs[i]);
     }
@@ -246,7 +247,7 @@ static void map_side(struct cairn__tape *tape, const struct cairn__node *node, c
     cairn__math_of(tape)->map(tape->env->device, side->map, to, x, numbers_of(node, own));
 }
 
-/* An input that was broadcast gets the sum of the gradient over the result's shape. */
+/* The gradient of one input. A broadcast input gets the sum over the dimensions it was repeated along. */
 static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__node *node, int i, const void *dy) {
     cairn_tensor *x = node->inputs[i];
     const struct side *side = &formulas[node->op].sides[i];
@@ -274,7 +275,7 @@ out:
     return st;
 }
 
-/* Last input first: weights are inputs behind those that they are applied to, and parameters come first in backward. */
+/* Last input first: weights come after the inputs they apply to, and backward writes parameters first. */
 static cairn_status element_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_status st = CAIRN_OK;
     for (int i = node->count - 1; i >= 0; i--) {
@@ -284,7 +285,7 @@ out:
     return st;
 }
 
-/* A leaf or a parameter may require a gradient at another time than now; a result never changes. */
+/* A leaf or parameter may begin or cease to require a gradient before backward; a result never does. */
 static bool element_reads(const struct cairn__node *node, int i) {
     const unsigned char which = (unsigned char)(i < node->count ? A + i : Y);
     for (int s = 0; s < node->count; s++) {
@@ -399,7 +400,7 @@ cairn_tensor *cairn_scalar_pow(double base, cairn_tensor *x) {
 }
 
 cairn_tensor *cairn_clamp(cairn_tensor *x, double low, double high) {
-    /* Kernels compare, and nothing compares with NaN. The gradient is zero, as torch's is. */
+    /* Kernels compare, and comparisons with NaN are false. The gradient is zero, as in torch. */
     if (isnan(low) || isnan(high)) return cairn_add_scalar(cairn_mul_scalar(x, 0), NAN);
     return with_numbers(CAIRN__OP_CLAMP, &element_row, CAIRN__INPUTS(x), low, high);
 }

@@ -1,15 +1,15 @@
-/* Operations in place: the operation itself, outside of any graph, and a copy over its first input.
+/* Operations in place: the operation itself, without a graph, then a copy over its first input.
  *
- * They write to what no graph records: leaves, buffers and parameters. The values in between are in memory of a
- * no_grad, which is taken back at once, or with the one around it. A half parameter that has a master is computed on
- * that, so that what it holds beyond the half value is not lost, and its half weights are rounded from it. */
+ * They write to leaves, buffers and parameters only, never to results. Intermediate values are in the memory of a
+ * no_grad scope, which is released at once, or with the scope around it. For a half parameter with a master the
+ * operation computes on the master, so that no precision is lost, and rounds the half weights from it. */
 #include "core/status.h"
 #include "nn/ops.h"
 
 struct write {
     const char *name; /* "add_" */
     cairn_tensor *x;
-    cairn_tensor *operand; /* what the operation reads for x: itself, or its master */
+    cairn_tensor *operand; /* what the operation reads for x: x or its master */
 };
 
 /* ---- what may be written ---- */
@@ -42,7 +42,7 @@ out:
     return st;
 }
 
-/* ---- the way all go ---- */
+/* ---- common to all ---- */
 
 static cairn_status show_master(cairn_tensor *x, cairn_tensor **out) {
     cairn_status st = CAIRN_OK;
@@ -57,7 +57,7 @@ out:
     return st;
 }
 
-/* other: NULL = the operation has one tensor. What it returns with CAIRN_OK is ended by finish. */
+/* other: NULL = the operation has one tensor. After CAIRN_OK, finish must be called. */
 static cairn_status begin(struct write *w, const char *name, cairn_tensor *x, bool has_other,
                           const cairn_tensor *other) {
     *w = (struct write){.name = name, .x = x, .operand = x};
@@ -81,12 +81,12 @@ out:
     return st;
 }
 
-/* Where both are x, the operation reads the master for both. */
+/* If other is x too, the operation reads the master for both. */
 static cairn_tensor *other_of(const struct write *w, cairn_tensor *other) {
     return other == w->x ? w->operand : other;
 }
 
-/* y, which is dense, in x's type and over its values. */
+/* Writes the dense y over x's values, in x's type. */
 static cairn_status write_over(const struct write *w, cairn_tensor *y) {
     char text_x[CAIRN__SHAPE_TEXT], text_y[CAIRN__SHAPE_TEXT];
     cairn_tensor *x = w->x;
@@ -113,7 +113,7 @@ out:
     return st;
 }
 
-/* y: what the operation gave; NULL = its cause. */
+/* y: the operation's result; NULL = it failed, with the last error set. */
 static cairn_tensor *finish(struct write *w, cairn_tensor *y) {
     cairn_env *env = w->x->env;
     cairn__tape_of(env)->in_place = false;
@@ -159,8 +159,8 @@ cairn_tensor *cairn_clamp_(cairn_tensor *x, double low, double high) {
     return finish(&w, cairn_clamp(w.operand, low, high));
 }
 
-/* Through a cast, for which the op hook is never called and whose result has memory of its own: from may be a part of
- * x. */
+/* Copies through a cast: the op hook is never called for one, and its result has memory of its own, so `from` may be a
+ * part of x. */
 cairn_tensor *cairn_copy_(cairn_tensor *x, cairn_tensor *from) {
     struct write w;
     if (begin(&w, "copy_", x, true, from) != CAIRN_OK) return NULL;

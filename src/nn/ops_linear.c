@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "nn/ops.h"
 
-enum { X, WEIGHT, BIAS }; /* inputs; the last may be missing */
+enum { X, WEIGHT, BIAS }; /* inputs; BIAS may be missing */
 
 static cairn_status infer(const struct cairn__node *node) {
     const cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT], *bias = node->inputs[BIAS];
@@ -106,7 +106,7 @@ out:
     return st;
 }
 
-/* The bias may be NULL: its gradient is a sum over what the product reads. */
+/* The gradient of t, a product, and of bias (may be NULL), a sum over an operand that the product reads anyway. */
 static cairn_status product_into(struct cairn__tape *tape, cairn_tensor *t, cairn_tensor *bias,
                                  struct cairn__matmul p) {
     cairn_status st = CAIRN_OK;

@@ -1,7 +1,7 @@
 /* Losses. Sums are those of kernels.h, with one division and one rounding.
  *
- * Most compare x with a target element by element: they differ in the functions alone (struct kind).
- * mse_loss of dense tensors of one shape, the loss that every device has, has passes of its own. */
+ * Most losses compare x with a target element by element and differ only in the functions (struct kind). mse_loss of
+ * dense tensors of one shape has passes of its own, so that every device has one loss. */
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/ops_rows.h"
@@ -16,7 +16,7 @@ struct loss_attrs {
     bool log_target, batch_mean;
 };
 
-/* Functions of maps.h: of x and the target, and their gradients of dy, x and the target, times p0. */
+/* Functions of maps.h: the loss of x and the target, and its gradients from dy, x and the target, times p0. */
 struct kind {
     enum cairn__map_fn f, dx, dtarget;
     double sign;         /* of dtarget's p0 */
@@ -66,7 +66,7 @@ static const struct kind *kind_of(const struct cairn__node *node) {
     }
 }
 
-/* What all inputs broadcast to; infer has found that they do. */
+/* The shape that all inputs broadcast to; infer has checked that they do. */
 struct shape {
     int ndim;
     int64_t size[CAIRN_MAX_DIMS];
@@ -111,7 +111,7 @@ static double divisor_of(const struct cairn__node *node, const struct shape *s) 
     return a->reduction == CAIRN_MEAN ? (double)s->n : 1;
 }
 
-/* By the passes that every device has. */
+/* Whether the passes that every device has can compute it. */
 static bool is_plain_mse(const struct cairn__node *node) {
     const struct loss_attrs *a = node->attrs;
     const cairn_tensor *x = node->inputs[X], *y = node->inputs[TARGET];
@@ -169,7 +169,7 @@ out:
 
 /* ---- gradients ---- */
 
-/* dy over the whole shape, times the weight. */
+/* dy broadcast to the whole shape, times the weight. */
 static cairn_status weighted_dy(struct cairn__tape *tape, const struct cairn__node *node, const struct shape *s,
                                 const void *dy, struct cairn__view *out) {
     const struct cairn__view v = cairn__dy_view(node, dy);
@@ -184,7 +184,7 @@ out:
     return st;
 }
 
-/* An input that was broadcast gets the sum over what it was repeated along. */
+/* The gradient of one side. A broadcast input gets the sum over the dimensions it was repeated along. */
 static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__node *node, int side, const void *dy,
                                   void *dx) {
     const struct kind *kind = kind_of(node);
@@ -266,7 +266,7 @@ out:
     return st;
 }
 
-/* *ok: t, which may be missing, could be made a constant. */
+/* t as a constant; NULL if it is missing. *ok becomes false if that fails. */
 static cairn_tensor *optional(cairn_tensor *t, bool *ok) {
     cairn_tensor *constant = cairn__constant(t);
     if (t && !constant) *ok = false;

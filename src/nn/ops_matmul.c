@@ -1,8 +1,8 @@
 /* matmul, bmm, addmm, baddbmm:
  *     y = a b                  da = dy b^T           db = a^T dy
  *     y = beta x + alpha a b   da = alpha dy b^T     db = alpha a^T dy     dx = beta dy
- * with gradients summed over what was repeated. Everything is a product of views: transposed and repeated operands are
- * read as they lie, and no shape is copied into another. */
+ * with gradients summed over repeated dimensions. Everything is a product of views: transposed and repeated operands
+ * are read in place, without copies. */
 #include "core/status.h"
 #include "nn/ops.h"
 
@@ -10,7 +10,7 @@ struct factors {
     double beta, alpha;
 };
 
-/* addmm and its like have x before the two that are multiplied. */
+/* The index of a: addmm and baddbmm have x before the two factors. */
 static int left_of(const struct cairn__node *node) {
     return node->count - 2;
 }
@@ -19,7 +19,7 @@ static bool adds(const struct cairn__node *node) {
     return node->count == 3;
 }
 
-/* Two vectors: torch.addr, where matmul has their inner product. */
+/* Whether the factors are vectors and the product is their outer one, as in torch.addr; matmul has the inner one. */
 static bool is_outer(const struct cairn__node *node) {
     const int left = left_of(node);
     return adds(node) && node->inputs[left]->ndim == 1 && node->inputs[left + 1]->ndim == 1;
@@ -27,7 +27,7 @@ static bool is_outer(const struct cairn__node *node) {
 
 /* ---- as matrices ---- */
 
-/* v, of the shape of the i-th input, as [..., rows, columns]; a vector as one row or one column. */
+/* v, of the i-th input's shape, viewed as [..., rows, columns]; a vector is one row or one column. */
 static struct cairn__view as_matrix(const struct cairn__node *node, int i, const struct cairn__view *v) {
     struct cairn__view m = {.data = v->data, .dtype = v->dtype, .ndim = 2, .size = {1, 1}};
     if (v->ndim > 1) return *v;
@@ -42,7 +42,7 @@ static struct cairn__view matrix_of(const struct cairn__node *node, int i) {
     return as_matrix(node, i, &v);
 }
 
-/* The shape [..., m, n] of the product, the dimensions of vectors not left out. */
+/* The shape [..., m, n] of the product, including the dimensions of size 1 that vectors add. */
 struct shape {
     int ndim;
     int64_t size[CAIRN_MAX_DIMS];
@@ -192,14 +192,14 @@ static void scale(struct cairn__tape *tape, const struct cairn__view *dst, const
     cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_AFFINE, dst, x, numbers);
 }
 
-/* Memory of type R for n elements: at dst where that is its type. */
+/* *out: memory for n elements of type R: dst itself if it has that type, else scratch. */
 static cairn_status room_of(struct cairn__tape *tape, cairn_dtype dtype, void *dst, size_t n, void **out) {
     const cairn_dtype r = cairn__arithmetic_type(dtype);
     *out = dst;
     return dtype == r ? CAIRN_OK : cairn__scratch(tape, n * cairn_dtype_nbytes(r), out);
 }
 
-/* In R, rounded once; with beta 0 x is not read. */
+/* Computes in R and rounds once. With beta = 0, x is not read. */
 static cairn_status addmm_forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct factors *f = node->attrs;
     const cairn_tensor *y = node->result;
@@ -229,7 +229,7 @@ out:
 
 /* ---- backward ---- */
 
-/* The gradient of the i-th input, at dx: c = a b with both seen over the batch. */
+/* Writes the i-th input's gradient to dx: c = a b, with both factors broadcast over the batch. */
 static cairn_status product_into(struct cairn__tape *tape, const struct cairn__node *node, int i, void *dx,
                                  const struct cairn__view *a, const struct cairn__view *b, const struct shape *s) {
     cairn_status st = CAIRN_OK;
@@ -259,7 +259,7 @@ static cairn_status factor_gradient(struct cairn__tape *tape, const struct cairn
                      : product_into(tape, node, i, dx, &a_t, &out, &s);
 }
 
-/* beta dy, summed in R over where x was repeated. */
+/* Writes x's gradient: beta dy, summed in R over repeated dimensions. */
 static cairn_status added_gradient(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, void *dx) {
     cairn_status st = CAIRN_OK;
     const double beta = ((const struct factors *)node->attrs)->beta;

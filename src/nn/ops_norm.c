@@ -1,7 +1,7 @@
-/* Normalisations: layer_norm, rms_norm, group_norm, batch_norm. Weights may be f32 where the input is half (apex keeps
- * batch norms so), which is why inputs of different types are no error here.
+/* Normalisations: layer_norm, rms_norm, group_norm, batch_norm. Weights may be f32 with a half input (apex keeps batch
+ * norms so), so inputs of different types are allowed.
  *
- * For backward there are the mean and 1 / deviation of each group, beside x itself. */
+ * Backward reads x and the saved mean and 1 / deviation of each group. */
 #include "core/status.h"
 #include "nn/ops_rows.h"
 
@@ -15,7 +15,7 @@ struct norm_attrs {
     struct cairn__stats_exchange exchange;
 };
 
-/* Whether the input is a share of the batch that statistics are over. */
+/* Whether the input is only a share of the batch that statistics are computed over. */
 static bool is_share(const struct norm_attrs *a) {
     return a->training && a->exchange.shares > 1;
 }
@@ -56,7 +56,7 @@ static cairn_status check_eps(const struct cairn__node *node, double eps) {
     return CAIRN_OK;
 }
 
-/* Input i, if there, has the shape of x's last ndims dimensions. */
+/* Checks that input i, if present, has the shape of x's last ndims dimensions. */
 static cairn_status check_last_dims(const struct cairn__node *node, int i, const char *what, int ndims) {
     const cairn_tensor *x = node->inputs[X], *p = i < node->count ? node->inputs[i] : NULL;
     char text_x[CAIRN__SHAPE_TEXT], text_p[CAIRN__SHAPE_TEXT];
@@ -84,7 +84,7 @@ out:
     return st;
 }
 
-/* Input i, if there, is [C] of x [N, C, ...]. */
+/* Checks that input i, if present, is [C] for x [N, C, ...]. */
 static cairn_status check_channels(const struct cairn__node *node, int i, const char *what) {
     const cairn_tensor *x = node->inputs[X], *p = i < node->count ? node->inputs[i] : NULL;
     char text_x[CAIRN__SHAPE_TEXT], text_p[CAIRN__SHAPE_TEXT];
@@ -210,7 +210,7 @@ out:
     return st;
 }
 
-/* Running statistics as mean and 1 / deviation, R. */
+/* Writes the running statistics to mean and rstd (1 / deviation), in R. */
 static void take_running(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__norm *norm) {
     const struct cairn__math *math = cairn__math_of(tape);
     const struct stats s = stats_of(node, norm);
@@ -272,7 +272,7 @@ out:
 
 /* ---- gradients ---- */
 
-/* dweight and dbias are this share's; dx wants the sums over all. */
+/* dweight and dbias are this share's; dx needs the sums over all shares. */
 static cairn_status share_backward(struct cairn__tape *tape, const struct norm_attrs *a,
                                    const struct cairn__norm *norm) {
     struct cairn__norm tells = *norm, takes = *norm;
@@ -289,7 +289,7 @@ out:
     return st;
 }
 
-/* Without a gradient of x the sums are not exchanged: nothing would read them. */
+/* If x wants no gradient, the sums are not exchanged: nothing would read them. */
 static cairn_status norm_backward(struct cairn__tape *tape, const struct cairn__node *node, struct cairn__norm *norm,
                                   bool has_dx) {
     if (norm->share != CAIRN__NORM_ALONE && has_dx) return share_backward(tape, node->attrs, norm);
@@ -298,7 +298,7 @@ static cairn_status norm_backward(struct cairn__tape *tape, const struct cairn__
     return CAIRN_OK;
 }
 
-/* Those of the inputs from `first` to `last`, in one pass. */
+/* The gradients of inputs `first` to `last`, in one pass. */
 static cairn_status backward_of(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, int first,
                                 int last) {
     struct cairn__norm norm = pass_of(node);
@@ -319,7 +319,7 @@ out:
     return st;
 }
 
-/* A tensor that is two inputs gets its contributions one after the other. */
+/* A tensor that is passed as two inputs gets its contributions one after the other. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT];
     const int last = node->count > BIAS ? BIAS : WEIGHT;
@@ -373,7 +373,7 @@ cairn_tensor *cairn_group_norm_forward(cairn_tensor *x, int64_t groups, cairn_te
     return cairn__apply(CAIRN__OP_GROUP_NORM, &groups_row, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
 }
 
-/* The running statistics are written in place, so that a copy of strided ones would be lost. */
+/* The running statistics are written in place; strided ones would be copied first and the copy written. */
 static cairn_status check_is_dense(const cairn_tensor *running, const char *what) {
     REQUIRE(!running || running->is_dense, CAIRN_EINVAL,
             "batch_norm: %s has gaps; it must be dense, since it is written in place", what);

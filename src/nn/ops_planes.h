@@ -1,4 +1,4 @@
-/* What operations on planes of pixels share. */
+/* Shared by convolutions and pooling: checks and defaults of their options. */
 #ifndef CAIRN__NN_OPS_PLANES_H
 #define CAIRN__NN_OPS_PLANES_H
 
@@ -6,16 +6,18 @@
 #include "core/status.h"
 #include "nn/ops.h"
 
-enum { CAIRN__MAX_PIXELS = 0x7fffffff }; /* of a size along an axis, and of every option: sums of products of two fit */
+enum {
+    CAIRN__MAX_PIXELS = 0x7fffffff
+}; /* limit of sizes along an axis and of every option: sums of products of two fit */
 
-/* An option of rows and columns: [1] 0 = as [0]; both 0 = the default. */
+/* Fills in an option of rows and columns: [1] = 0 means as [0]; both 0 means `missing`, the default. */
 static inline void cairn__option_pair(int64_t out[2], const int64_t given[2], const int64_t missing[2]) {
     const bool none = given[0] == 0 && given[1] == 0;
     out[0] = none ? missing[0] : given[0];
     out[1] = none ? missing[1] : given[1] == 0 ? given[0] : given[1];
 }
 
-/* A padding of rows and columns: [1] 0 = as [0], CAIRN_NO_PADDING = 0. */
+/* Fills in a padding of rows and columns: [1] = 0 means as [0]; CAIRN_NO_PADDING means 0. */
 static inline void cairn__option_padding(int64_t out[2], const int64_t given[2]) {
     for (int i = 0; i < 2; i++) {
         const int64_t value = given[i] == 0 ? given[0] : given[i];

@@ -6,7 +6,7 @@
 #include "core/status.h"
 #include "nn/ops_planes.h"
 
-/* Of pools with windows; of the adaptive one only `out`. */
+/* Of pools with windows; an adaptive pool uses `out` only. */
 struct attrs {
     int64_t kernel[2], stride[2], padding[2], dilation[2], out[2];
     bool up, count_padding;

@@ -1,13 +1,13 @@
-/* Sums, products, maxima and their like, over everything or along dimensions.
+/* Reductions: sums, products, maxima and the like, over all elements or along dimensions.
  *
- * sum and mean of everything: one sum as kernels.h has it, one division, one rounding; on any device.
- * The others are folds of math_passes.h. */
+ * sum and mean of all elements are one sum as defined in kernels.h, one division and one rounding, on any device. The
+ * others are folds of math_passes.h. */
 #include <math.h>
 
 #include "core/status.h"
 #include "nn/ops.h"
 
-/* ---- sum and mean of everything ---- */
+/* ---- sum and mean of all elements ---- */
 
 static cairn_status reduce(struct cairn__tape *tape, const struct cairn__node *node, double divisor) {
     const cairn_tensor *x = node->inputs[0], *y = node->result;
@@ -116,7 +116,7 @@ static uint32_t folded_dims(const struct cairn__node *node) {
     return folded;
 }
 
-/* A tensor without dimensions takes 0 and -1, as in torch. */
+/* A tensor without dimensions accepts 0 and -1, as in torch. */
 static cairn_status check_dims(const struct cairn__node *node) {
     cairn_status st = CAIRN_OK;
     const struct reduction *r = node->attrs;
@@ -148,7 +148,7 @@ out:
     return st;
 }
 
-/* Dense values of the result's shape, shown with the input's: what a fold writes, and what its backward reads. */
+/* Dense values of the result's shape viewed with the input's shape: what a fold writes and its backward reads. */
 static struct cairn__view spread_view(const struct cairn__node *node, const void *data, cairn_dtype t) {
     const cairn_tensor *x = node->inputs[0];
     const uint32_t folded = folded_dims(node);
@@ -167,7 +167,7 @@ static struct cairn__view result_view(const struct cairn__node *node) {
     return spread_view(node, node->result->data, node->result->dtype);
 }
 
-/* Elements that belong to one result. */
+/* The number of input elements per result. */
 static double folded_count(const struct cairn__node *node) {
     const uint32_t folded = folded_dims(node);
     const cairn_tensor *x = node->inputs[0];
@@ -207,7 +207,7 @@ static void fold(struct cairn__tape *tape, enum cairn__fold f, const struct cair
     cairn__math_of(tape)->fold(tape->env->device, f, &y, &x, divisor, root);
 }
 
-/* Room for values of the result's shape, in the type of arithmetic, shown with the input's shape; or of the input's. */
+/* Scratch in the type of arithmetic, viewed with the input's shape: values of the result's shape; or of the input's. */
 static cairn_status result_scratch(struct cairn__tape *tape, const struct cairn__node *node, struct cairn__view *out) {
     const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
     void *data = NULL;
@@ -224,7 +224,7 @@ static cairn_status input_scratch(struct cairn__tape *tape, const struct cairn__
     return st;
 }
 
-/* A spread view of the result's shape, as the dense values that it shows: each once. */
+/* The dense values that a spread view of the result's shape shows, each once. */
 static struct cairn__view each_once(const struct cairn__node *node, const struct cairn__view *v) {
     return cairn__view_dense(v->data, v->dtype, node->result->ndim, node->result->shape);
 }
@@ -246,7 +246,7 @@ out:
     return st;
 }
 
-/* The call: dims are copied, so that the node keeps them. */
+/* Applies op. dims are copied to the node's attrs. */
 static cairn_tensor *along(enum cairn__op op, const struct cairn__op_row *row, cairn_tensor *x, double number,
                            int ndims, const int *dims, int keepdim) {
     struct reduction r = {.ndims = ndims, .keepdim = keepdim != 0, .number = number};
@@ -320,13 +320,13 @@ cairn_tensor *cairn_mean_dims(cairn_tensor *x, int ndims, const int *dims, int k
 
 /* ---- var and std ---- */
 
-/* 0 / 0 for one element with correction 1, as torch. */
+/* One element with correction 1 gives 0 / 0, as in torch. */
 static double variance_divisor(const struct cairn__node *node) {
     const double n = folded_count(node) - ((const struct reduction *)node->attrs)->number;
     return n > 0 ? n : 0;
 }
 
-/* Keeps the means. */
+/* Saves the means for backward. */
 static cairn_status var_forward(struct cairn__tape *tape, struct cairn__node *node) {
     const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
     cairn_status st = CAIRN_OK;
@@ -352,7 +352,7 @@ static cairn_status var_gradient(struct cairn__tape *tape, const struct cairn__n
     return CAIRN_OK;
 }
 
-/* to = slope(dy, y), and 0 where y is 0; all of the result's shape. */
+/* to = slope(dy, y), but 0 where y is 0; all have the result's shape. */
 static void slope_of_root(struct cairn__tape *tape, const struct cairn__node *node, enum cairn__map_fn slope,
                           const struct cairn__view *to, const struct cairn__view *dy) {
     const struct cairn__view y = cairn__tensor_view(node->result), once = each_once(node, to);
@@ -361,7 +361,7 @@ static void slope_of_root(struct cairn__tape *tape, const struct cairn__node *no
     map(tape, CAIRN__MAP_MASKED, &once, masked, 0);
 }
 
-/* Where all elements are equal the deviation has no slope; torch gives 0. */
+/* The deviation is not differentiable where all elements are equal; the gradient is 0 there, as in torch. */
 static cairn_status std_gradient(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *dx,
                                  const struct cairn__view *dy) {
     struct cairn__view inner;
@@ -388,7 +388,7 @@ cairn_tensor *cairn_std(cairn_tensor *x, int ndims, const int *dims, int correct
     return along(CAIRN__OP_STD, &var_row, x, correction, ndims, dims, keepdim);
 }
 
-/* ---- maxima: the gradient is shared evenly among equals, and among NaNs, which are all the result then ---- */
+/* ---- maxima: equal maxima share the gradient evenly, and so do NaNs, each of which is the result ---- */
 
 static cairn_status extreme_infer(const struct cairn__node *node) {
     cairn_status st = CAIRN_OK;
@@ -403,7 +403,7 @@ static cairn_status extreme_forward(struct cairn__tape *tape, struct cairn__node
     return CAIRN_OK;
 }
 
-/* Where x, of the input's shape, is the result: is_best; and what of dy each such element gets. */
+/* is_best: where x, of the input's shape, equals the result. share: the part of dy that each such element gets. */
 static cairn_status share_evenly(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *x,
                                  const struct cairn__view *dy, struct cairn__view *is_best, struct cairn__view *share) {
     const struct cairn__view compared[] = {*x, result_view(node)};
@@ -497,7 +497,7 @@ static cairn_status norm1_gradient(struct cairn__tape *tape, const struct cairn_
     return CAIRN_OK;
 }
 
-/* dy x / y, and 0 where y is, as torch */
+/* dy x / y, but 0 where y is 0, as in torch */
 static cairn_status norm2_gradient(struct cairn__tape *tape, const struct cairn__node *node,
                                    const struct cairn__view *dx, const struct cairn__view *dy) {
     struct cairn__view of[] = {cairn__tensor_view(node->inputs[0]), {.data = NULL}};
@@ -509,7 +509,7 @@ out:
     return st;
 }
 
-/* dy shared among the elements that are as great, with their signs */
+/* dy shared among the elements of greatest magnitude, with their signs */
 static cairn_status norm_infinity_gradient(struct cairn__tape *tape, const struct cairn__node *node,
                                            const struct cairn__view *dx, const struct cairn__view *dy) {
     const struct cairn__view x = cairn__tensor_view(node->inputs[0]);
@@ -540,7 +540,7 @@ cairn_tensor *cairn_norm(cairn_tensor *x, double p, int ndims, const int *dims, 
 
 /* ---- along one dimension: products and running sums ---- */
 
-/* The dimension that is named; -1 for a tensor without any. */
+/* The given dimension; -1 for a tensor without dimensions. */
 static int axis_of(const struct cairn__node *node) {
     const int ndim = node->inputs[0]->ndim, dim = ((const struct reduction *)node->attrs)->dims[0];
     return ndim == 0 ? -1 : dim < 0 ? dim + ndim : dim;
@@ -570,7 +570,7 @@ static cairn_status prod_forward(struct cairn__tape *tape, struct cairn__node *n
     return CAIRN_OK;
 }
 
-/* dx[i] = dy * (product before i) * (product behind i): no division, so zeros are nothing special. */
+/* dx[i] = dy * (product before i) * (product behind i): no division, so zeros need no special case. */
 static cairn_status prod_gradient(struct cairn__tape *tape, const struct cairn__node *node,
                                   const struct cairn__view *dx, const struct cairn__view *dy) {
     const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
@@ -651,7 +651,7 @@ cairn_tensor *cairn_cumsum(cairn_tensor *x, int dim) {
 }
 
 /* dx[i] = before[i - 1] * s[i], where s[i] = dy[i] + x[i + 1] s[i + 1] sums, over k >= i, dy[k] times what y[k] has
- * behind x[i]: no division by x, so zeros are nothing special. dx first holds s. */
+ * behind x[i]: no division by x, so zeros need no special case. dx first holds s. */
 static cairn_status cumprod_gradient(struct cairn__tape *tape, const struct cairn__node *node,
                                      const struct cairn__view *dx, const struct cairn__view *dy) {
     const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
@@ -699,7 +699,7 @@ cairn_tensor *cairn_cumprod(cairn_tensor *x, int dim) {
     return along(CAIRN__OP_CUMPROD, &cumprod_row, x, 0, 1, &dim, 0);
 }
 
-/* ---- where maxima are ---- */
+/* ---- argmax and argmin ---- */
 
 static cairn_status arg_infer(const struct cairn__node *node) {
     cairn_status st = extreme_infer(node);
@@ -707,7 +707,7 @@ static cairn_status arg_infer(const struct cairn__node *node) {
     return st;
 }
 
-/* A tensor without dimensions is one with a dimension of 1. */
+/* A tensor without dimensions is treated as one dimension of size 1. */
 static cairn_status arg_forward(struct cairn__tape *tape, struct cairn__node *node) {
     struct cairn__view x = cairn__tensor_view(node->inputs[0]);
     if (x.ndim == 0) x.ndim = 1, x.size[0] = 1, x.stride[0] = 1;

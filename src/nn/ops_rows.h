@@ -1,11 +1,11 @@
-/* What norms, softmax and losses share. */
+/* Shared by norms, softmax, losses, dropout and embedding: checks and conversions of inputs. */
 #ifndef CAIRN__NN_OPS_ROWS_H
 #define CAIRN__NN_OPS_ROWS_H
 
 #include "core/status.h"
 #include "nn/ops.h"
 
-/* CAIRN_EINVAL where input i, which is called `what`, is there and no float. */
+/* CAIRN_EINVAL, naming `what`, if input i is present and not a float. */
 static inline cairn_status cairn__check_is_float(const struct cairn__node *node, int i, const char *what) {
     const cairn_tensor *x = node->inputs[i];
     REQUIRE(!x || cairn__is_float(cairn__tensor_dtype(x)), CAIRN_EINVAL,
@@ -14,12 +14,12 @@ static inline cairn_status cairn__check_is_float(const struct cairn__node *node,
     return CAIRN_OK;
 }
 
-/* t, or t without its graph: of what gets no gradient, but may want one. */
+/* t, detached if it wants a gradient: for inputs that the operation gives none. */
 static inline cairn_tensor *cairn__constant(cairn_tensor *t) {
     return cairn__wants_grad(t) ? cairn_detach(t) : t;
 }
 
-/* Options of losses with their defaults in place, but for ignore_index. Errors: CAIRN_EINVAL */
+/* *out: options of losses with the defaults filled in, except ignore_index. Errors: CAIRN_EINVAL. */
 cairn_status cairn__loss_options_read(enum cairn__op op, const struct cairn_loss_options *given,
                                       struct cairn_loss_options *out);
 

@@ -1,4 +1,4 @@
-/* softmax and log_softmax: over the last dimension; another one is brought there, and back. */
+/* softmax and log_softmax over the last dimension; another dimension is transposed there and back. */
 #include "core/status.h"
 #include "nn/ops.h"
 #include "nn/ops_rows.h"
@@ -11,7 +11,7 @@ out:
     return st;
 }
 
-/* A single number is a row of one. */
+/* A tensor without dimensions is a row of one. */
 static size_t row_length(const cairn_tensor *x) {
     return x->ndim ? (size_t)x->shape[x->ndim - 1] : 1;
 }
@@ -27,7 +27,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     return CAIRN_OK;
 }
 
-/* Both need the result alone. */
+/* Both gradients need only the result. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[0];
     const cairn_tensor *y = node->result;

@@ -1,24 +1,24 @@
-/* Views, which share memory, the copies that end them, and joining.
+/* Views, the copies made where there is no view, and joining.
  *
- * A view shows the memory of its input by other sizes and strides, so its forward is arithmetic on those. Its gradient
- * is dense, as every gradient is: backward sees the input's gradient by the same other strides and copies dy into it,
- * where the order of elements is not the same anyway. */
+ * A view shows its input's memory with other sizes and strides, so its forward only computes those. Gradients are
+ * always dense: backward views the input's gradient with the same other strides and copies dy into it, unless the order
+ * of elements is the same. */
 #include "core/status.h"
 #include "nn/ops.h"
 
-/* ---- for all ---- */
+/* ---- common ---- */
 
 static void copy_view(struct cairn__tape *tape, struct cairn__view dst, struct cairn__view x) {
     cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_COPY, &dst, &x, NULL);
 }
 
-/* f64 zeros are pairs of f32 ones. */
+/* An f64 zero is filled as a pair of f32 zeros. */
 static void set_zero(struct cairn__tape *tape, cairn_dtype dtype, void *dst, size_t n) {
     const bool is_wide = dtype == CAIRN_F64;
     cairn__passes_of(tape)->fill(tape->env->device, is_wide ? CAIRN_F32 : dtype, dst, is_wide ? 2 * n : n, 0.0f);
 }
 
-/* The memory of the first input, as result->ndim, shape and stride show it, from element `offset` on. */
+/* Makes the result, whose ndim, shape and stride are set, show the first input's memory from element `offset` on. */
 static void show(const struct cairn__node *node, int64_t offset) {
     const cairn_tensor *x = node->inputs[0];
     cairn_tensor *y = node->result;
@@ -39,7 +39,7 @@ struct shape {
     int64_t size[CAIRN_MAX_DIMS];
 };
 
-/* The elements of want's sizes but the one that is -1, whose place is *free (-1: there is none). */
+/* *n: the product of want's sizes except -1, whose index is *free_dim (-1: there is none). */
 static cairn_status count_sizes(const struct shape *want, int *free_dim, size_t *n) {
     *free_dim = -1;
     *n = 1;
@@ -58,7 +58,7 @@ static cairn_status count_sizes(const struct shape *want, int *free_dim, size_t 
     return CAIRN_OK;
 }
 
-/* want with -1 replaced; the sizes must hold what x holds. */
+/* Replaces -1 in want; the sizes must hold as many elements as x. */
 static cairn_status fit_shape(const cairn_tensor *x, struct shape *want) {
     char from[CAIRN__SHAPE_TEXT], to[CAIRN__SHAPE_TEXT];
     int free_dim = -1;
@@ -79,9 +79,9 @@ out:
     return st;
 }
 
-/* Strides that show x by the sizes of `to`, which hold as many elements; false where there are none. Dimensions of x
- * from the last on are gathered while each goes on where the one after it ends; a run of them is one stretch of memory
- * with one stride, which sizes of `to` must fill exactly. */
+/* Finds strides that show x with the sizes of `to`, which hold as many elements; false if there are none. From the last
+ * dimension of x backwards, neighbouring dimensions are merged into a run while each continues where the next one ends.
+ * A run has one stride, and a group of sizes of `to` must fill it exactly. */
 static bool view_strides(const cairn_tensor *x, const struct shape *to, int64_t *stride) {
     int d = to->ndim - 1;
     int64_t base = x->ndim > 0 ? x->stride[x->ndim - 1] : 1, run = 1;
@@ -128,14 +128,14 @@ static cairn_tensor *reshape(cairn_tensor *x, const struct shape *want) {
     int64_t stride[CAIRN_MAX_DIMS];
     const cairn_env *env = x ? x->env : NULL;
     const size_t mark = cairn__inside_begin(env);
-    /* infer refuses sizes that do not fit, after apply has refused what is wrong with x itself. */
+    /* Sizes that do not fit are left to infer, because cairn__apply first reports what is wrong with x itself. */
     if (x && !x->is_dense && fit_shape(x, &fitted) == CAIRN_OK && !view_strides(x, &fitted, stride))
         x = cairn_contiguous(x);
     x = cairn__apply(CAIRN__OP_RESHAPE, &reshape_row, CAIRN__INPUTS(x), want, sizeof(*want));
     return cairn__inside_end(env, mark, x);
 }
 
-/* false: an error, whose message is written. */
+/* Returns false on error, with the last error set. */
 static bool make_shape(const char *what, int ndim, const int64_t *size, struct shape *out) {
     *out = (struct shape){.ndim = ndim};
     if (ndim > 0 && ndim <= CAIRN_MAX_DIMS && !size) {
@@ -156,7 +156,8 @@ cairn_tensor *cairn_reshape(cairn_tensor *x, int ndim, const int64_t *shape) {
     return reshape(x, &want);
 }
 
-/* x's sizes, and dim counted from the front among `dims` of them. false: an error, whose message is written. */
+/* *out: x's sizes; *dim: counted from the front of `dims` dimensions. Returns false on error, with the last error
+ * set. */
 static bool shape_around(const char *what, const cairn_tensor *x, int dims, int *dim, struct shape *out) {
     *out = (struct shape){.ndim = x->ndim};
     memcpy(out->size, x->shape, sizeof(out->size));
@@ -168,7 +169,7 @@ static bool shape_around(const char *what, const cairn_tensor *x, int dims, int 
     return true;
 }
 
-/* Takes count sizes out at `at` and puts one in. */
+/* Replaces count sizes at `at` by one. */
 static void replace_sizes(struct shape *s, int at, int count, int64_t size) {
     memmove(s->size + at + 1, s->size + at + count, (size_t)(s->ndim - at - count) * sizeof(s->size[0]));
     s->size[at] = size;
@@ -217,7 +218,7 @@ cairn_tensor *cairn_unsqueeze(cairn_tensor *x, int dim) {
 /* ---- permute ---- */
 
 struct order {
-    const char *name; /* of the call */
+    const char *name; /* of the public call */
     int ndim;
     int dims[CAIRN_MAX_DIMS];
 };
@@ -298,10 +299,10 @@ cairn_tensor *cairn_transpose(cairn_tensor *x, int dim0, int dim1) {
 struct range {
     int dim;
     int64_t start, end, step;
-    bool selects; /* one element, start; the dimension goes */
+    bool selects; /* one element, start; the dimension is removed */
 };
 
-/* r with everything counted from the front, within a dimension of `size`. */
+/* Normalises r: everything counted from the front and clipped to the dimension's size. */
 static cairn_status fit_range(const struct cairn__node *node, struct range *r) {
     const cairn_tensor *x = node->inputs[0];
     const char *name = r->selects ? "select" : "slice";
@@ -322,13 +323,13 @@ static cairn_status fit_range(const struct cairn__node *node, struct range *r) {
     return CAIRN_OK;
 }
 
-/* The part of whole, by a range that fits. *offset: of its first element. */
+/* The part of whole that a normalised range selects. *offset: that of its first element. */
 static struct cairn__view part_of(const struct cairn__view *whole, const struct range *r, int64_t *offset) {
     struct cairn__view part = *whole;
     const int64_t length = r->end - r->start;
     *offset = r->start * whole->stride[r->dim];
     part.size[r->dim] = length / r->step + (length % r->step != 0);
-    /* With one element no step is taken, and any would do: this one cannot overflow. */
+    /* With one element the stride is never used; leaving it unmultiplied cannot overflow. */
     if (part.size[r->dim] > 1) part.stride[r->dim] *= r->step;
     if (r->selects) {
         for (int d = r->dim; d + 1 < whole->ndim; d++) {
@@ -360,7 +361,7 @@ out:
     return st;
 }
 
-/* Of the parts of a split the first writes the whole gradient, and each of the others adds to its part of it. */
+/* Of the parts of a split, the first one walked writes the whole gradient; the others add to their parts of it. */
 static cairn_status slice_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     static const double sum[CAIRN__MAP_NUMBERS] = {1};
     struct range r = *(const struct range *)node->attrs;
@@ -458,7 +459,7 @@ cairn_tensor *cairn_expand(cairn_tensor *x, int ndim, const int64_t *shape) {
 
 /* ---- cat, stack ---- */
 
-/* Types are equal by now, but for what is no float. */
+/* Float types are equal by now; others are checked here. */
 static cairn_status check_types(const struct cairn__node *node) {
     for (int i = 1; i < node->count; i++) {
         REQUIRE(cairn__tensor_dtype(node->inputs[i]) == cairn__tensor_dtype(node->inputs[0]), CAIRN_EINVAL,
@@ -522,8 +523,8 @@ out:
     return st;
 }
 
-/* The part of whole, a dense view of the result's shape, that is input i; *start: where it begins along the dimension,
- * then where the next one does. */
+/* The part of whole, a dense view of the result's shape, that input i occupies. *start: its index along the dimension;
+ * advanced to the next input's. */
 static struct cairn__view place_of(const struct cairn__node *node, const struct cairn__view *whole, int i,
                                    int64_t *start) {
     const int given = *(const int *)node->attrs, dim = given < 0 ? given + node->result->ndim : given;

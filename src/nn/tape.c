@@ -1,10 +1,11 @@
 /* The tape.
  *
- * Memory grows in the first steps and is then only handed out again. An arena that outgrows its chunks adds one that is
- * at least a quarter of all before it; when nothing lives in it any more, one chunk of the size that was needed takes
- * their place, so that a steady step holds what it uses. Headers, which may be read after their death, keep their
- * chunks. Headers live in a ring of generations: those of the step before are still there, untouched, when one of their
- * tensors is used too late, and the generation number in them says so. Values have no such ring: no value is read
+ * Memory grows in the first steps and is only reused after that. An arena that outgrows its chunks adds a chunk of at
+ * least a quarter of the size of all before it. Once the arena is empty, one chunk of the size that was needed replaces
+ * them, so a steady step holds what it uses.
+ *
+ * Headers live in a ring of generations and keep their chunks. When a tensor is used after its step, its header is
+ * still untouched, and the generation number in it reveals the misuse. Values have no such ring: no value is read
  * before its header is checked. */
 #include "nn/tape.h"
 
@@ -85,8 +86,8 @@ static void free_chunks(struct cairn__arena *a) {
 
 static const struct cairn__arena_mark START = {0, 0, 0};
 
-/* What is being recorded may neither free nor allocate. Where the one chunk cannot be allocated, the next allocation
- * fails. */
+/* Keeps the chunks while a graph is being recorded, when nothing may be freed or allocated. If the one chunk cannot be
+ * allocated, the next cairn__arena_alloc tries again and returns the error. */
 void cairn__arena_restart(struct cairn__arena *a) {
     cairn__arena_release(a, START);
     if (a->count <= 1 || (a->device && a->device->capturing)) return;
@@ -101,10 +102,10 @@ static void arena_end(struct cairn__arena *a) {
     a->capacity = 0;
 }
 
-/* ---- values that were forgotten ---- */
+/* ---- gaps: memory of forgotten values ---- */
 
-/* The smallest gap that is large enough, and not so large that the next large value would miss it; NULL = none. Gaps
- * are not joined, so that what fits where does not depend on the chunks. */
+/* The smallest gap that is large enough, unless it is more than MAX_TIMES as large and better kept for a large value;
+ * NULL = none. Gaps are never joined, so that the choice does not depend on the layout of chunks. */
 static struct cairn__gap *find_gap(const struct cairn__tape *tape, size_t nbytes) {
     struct cairn__gap *best = NULL;
     for (size_t i = tape->no_grad.depth > 0 ? tape->no_grad.num_gaps : 0; i < tape->num_gaps; i++) {
@@ -124,7 +125,7 @@ cairn_status cairn__tape_take(struct cairn__tape *tape, size_t nbytes, void **ou
     return CAIRN_OK;
 }
 
-/* Where the list cannot grow, the memory comes back with the step. */
+/* If the list cannot grow, the memory is reused after the step. */
 void cairn__tape_give(struct cairn__tape *tape, void *data, size_t nbytes) {
     if (nbytes == 0) return;
     if (cairn__grow((void **)&tape->gaps, &tape->gaps_capacity, tape->num_gaps + 1, sizeof(tape->gaps[0])) == CAIRN_OK)
@@ -153,7 +154,7 @@ static void begin_scope(struct cairn__tape *tape) {
     cairn__arena_release(&g->headers[g->scopes % CAIRN__GENERATIONS], START);
 }
 
-/* Ends all results; what the device had to say of them stays. */
+/* Ends all results but keeps the failure that the device has reported. */
 static void recycle(struct cairn__tape *tape) {
     tape->steps++;
     tape->generation = next_generation(tape);
@@ -176,7 +177,7 @@ void cairn__tape_begin_step(struct cairn__tape *tape) {
 }
 
 static bool begin_step(cairn_env *env) {
-    if (cairn__tape_of(env)->outer) { /* the checkpoint tells */
+    if (cairn__tape_of(env)->outer) { /* the checkpoint returns the error */
         cairn__tape_of(env)->refused_step = true;
         return false;
     }
@@ -188,7 +189,7 @@ static bool begin_step(cairn_env *env) {
     return true;
 }
 
-/* A failure on the device stays with the gradients, which stay too. */
+/* Keeps the gradients, and so the failure that concerns them. */
 cairn_status cairn_release_results(cairn_env *env) {
     REQUIRE(env, CAIRN_EINVAL, "release_results: env is NULL");
     struct cairn__tape *tape = cairn__tape_of(env);
@@ -204,7 +205,7 @@ cairn_status cairn_release_results(cairn_env *env) {
 void cairn_no_grad_begin(cairn_env *env) {
     if (!env) return;
     if (cairn__tape_of(env)->no_grad.depth == 0)
-        cairn__listen(cairn__tape_of(env)); /* what came before is not the scope's */
+        cairn__listen(cairn__tape_of(env)); /* earlier failures are not the scope's */
     if (cairn__tape_of(env)->no_grad.depth++ == 0) begin_scope(cairn__tape_of(env));
 }
 
@@ -293,7 +294,7 @@ void cairn__tape_leave(struct cairn__tape *inner) {
     inner->no_grad.generation = 0;
 }
 
-/* Everything but the headers, which a use of a result that comes too late reads. */
+/* Frees everything but the headers, which detect a late use of a result. */
 static void free_memory(struct cairn__tape *tape) {
     if (tape->inner) free_memory(tape->inner);
     arena_end(&tape->values);
@@ -409,7 +410,7 @@ cairn_status cairn__tape_record(struct cairn__tape *tape, struct cairn__node *no
     return CAIRN_OK;
 }
 
-/* ---- how much memory ---- */
+/* ---- memory use ---- */
 
 static void count_arena(struct cairn__memory_use *use, const struct cairn__arena *a) {
     use->used += a->handed;

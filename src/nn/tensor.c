@@ -1,4 +1,4 @@
-/* Leaf tensors, parameters' handles, and what programs read of any tensor. */
+/* Leaf tensors, handles of parameters, and the queries that programs make of any tensor. */
 #include "nn/tensor.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@ cairn_status cairn__check_shape(const char *what, int ndim, const int64_t *shape
     REQUIRE(ndim >= 0 && ndim <= CAIRN_MAX_DIMS, CAIRN_EINVAL, "%s: %d dimensions; 0 to %d are allowed", what, ndim,
             CAIRN_MAX_DIMS);
     REQUIRE(shape || ndim == 0, CAIRN_EINVAL, "%s: shape is NULL", what);
-    size_t n = 1; /* without sizes of 0, so that strides can be counted too */
+    size_t n = 1; /* product of the sizes but 0, which bounds the strides too */
     for (int d = 0; d < ndim; d++) {
         REQUIRE(shape[d] >= 0, CAIRN_EINVAL, "%s: size %lld in dimension %d", what, (long long)shape[d], d);
         REQUIRE(shape[d] == 0 || n <= (size_t)INT64_MAX / 16 / (size_t)shape[d], CAIRN_EINVAL,
@@ -42,7 +42,7 @@ cairn_status cairn__check_dtype(const char *what, cairn_dtype dtype) {
     return CAIRN_OK;
 }
 
-/* A leaf without memory, laid out densely, not yet in the list. */
+/* A leaf without memory, dense, not yet in the list. */
 static cairn_status new_header(const char *what, cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape,
                                cairn_tensor **out) {
     REQUIRE(env, CAIRN_EINVAL, "%s: env is NULL", what);
@@ -81,13 +81,13 @@ cairn_status cairn__tensor_empty(cairn_env *env, cairn_dtype dtype, int ndim, co
     return new_leaf("tensor_empty", env, dtype, ndim, shape, out);
 }
 
-/* t; or, where filling it failed with st, NULL, and t ends. */
+/* Returns t; if filling it failed with st, destroys t and returns NULL. */
 static cairn_tensor *finished(cairn_tensor *t, cairn_status st) {
     if (st != CAIRN_OK) cairn_tensor_destroy(&t);
     return t;
 }
 
-/* Values that the host computes, n of them from element `first` on, in doubles. */
+/* Computes n values on the host, from element `first` on, as doubles. */
 typedef void (*values_fn)(const void *ctx, size_t first, double *values, size_t n);
 
 static cairn_status upload_values(cairn_tensor *t, values_fn f, const void *ctx) {
@@ -194,7 +194,7 @@ cairn_tensor *cairn_tensor_from(cairn_env *env, cairn_dtype dtype, int ndim, con
     return finished(t, cairn__device_upload(env->device, t->data, data, nbytes_of(t)));
 }
 
-/* That the last element has an address. */
+/* Checks that the last element's offset is representable, and sets the strides. */
 static cairn_status set_strides(cairn_tensor *t, const int64_t *stride) {
     const int64_t most = INT64_MAX / 16;
     int64_t last = 0;
@@ -243,7 +243,7 @@ cairn_tensor *cairn_tensor_over(cairn_env *env, cairn_dtype dtype, int ndim, con
     return over(env, dtype, ndim, shape, stride, data, &t) == CAIRN_OK ? t : NULL;
 }
 
-/* NULL keeps the cause that made it NULL. */
+/* For a NULL tensor, keeps the error that made it NULL. */
 static cairn_status check_set(const cairn_tensor *t, const char *what) {
     const cairn_status earlier = cairn__last_status();
     if (!t && earlier != CAIRN_OK) return earlier;
@@ -285,7 +285,7 @@ static const char *kind_name(const cairn_tensor *t) {
     return t->kind == CAIRN__PARAM ? "parameter" : t->kind == CAIRN__RESULT ? "result" : "leaf";
 }
 
-/* n elements of another type on the host, in device memory. */
+/* Converts n host elements to x's type and uploads them. */
 static cairn_status upload_as(struct cairn_device *d, void *x, cairn_dtype to, const void *values, cairn_dtype from,
                               size_t n) {
     enum { AT_ONCE = 1024 };
@@ -361,7 +361,7 @@ cairn_status cairn__tensor_of_buffer(cairn_env *env, cairn_dtype dtype, int ndim
                                      cairn_tensor **out) {
     cairn_tensor *t = cairn_zeros(env, dtype, ndim, shape);
     if (!t) return cairn__last_status();
-    cairn__leaf_unlink(t); /* it ends with the module, not with the environment */
+    cairn__leaf_unlink(t); /* owned by the module, not by the environment */
     t->is_buffer = true;
     t->added_as = dtype;
     *out = t;
@@ -389,7 +389,7 @@ cairn_env *cairn__tensor_env(const cairn_tensor *t) {
     return t->env;
 }
 
-/* ---- facts and values ---- */
+/* ---- queries and values ---- */
 
 static bool is_stale(const cairn_tensor *t) {
     return t->kind == CAIRN__RESULT && !cairn__tape_lives(t->tape, t->generation);
@@ -454,7 +454,7 @@ out:
     return st;
 }
 
-/* n elements of device memory, in another type on the host. */
+/* Downloads n elements and converts them to another type. */
 static cairn_status download_as(struct cairn_device *d, void *values, cairn_dtype to, const void *x, cairn_dtype from,
                                 size_t n) {
     cairn_status st = CAIRN_OK;
@@ -477,7 +477,7 @@ static cairn_status read_in_scratch(const cairn_tensor *t, cairn_dtype to, void 
     const void *x = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__tensor_dense(t, "read", &x));
-    if (cairn__is_half(from) && from != to) { /* on the device, so that there is one download whatever its size */
+    if (cairn__is_half(from) && from != to) { /* convert on the device: one download, whatever the size */
         void *wide = NULL;
         TRY(cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, t->n * sizeof(float), &wide));
         cairn__pass_cast(d->passes, d, wide, CAIRN_F32, x, from, t->n);

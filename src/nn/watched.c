@@ -17,7 +17,7 @@ static void show(const struct cairn__watcher *w, const cairn_module *m, cairn_te
     y->watched = w->result(w->ctx, params_of(m), path, m->kind.name, x ? &values : NULL);
 }
 
-/* Of what was shown before, the module only hands it on; leaves and parameters are no results. */
+/* A result that was shown before is one that the module only passes on. */
 void cairn__show_result(const cairn_module *m, cairn_tensor *y) {
     const struct cairn__watcher *w = cairn__watcher_now(m->env);
     if (!m->training || y->kind != CAIRN__RESULT || y->watched || !cairn__records(m->env)) return;
