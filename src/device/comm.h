@@ -1,10 +1,10 @@
 /* What a device's communication library does for groups whose ranks compute on such devices, a rank a device: NCCL for
- * GPUs. It is a module of its own (libcairn_nccl.so, device/cuda/nccl.c), opened when several ranks with GPUs meet: one
- * rank alone never loads NCCL. The rules of use, and what happens on failure, are comm/nccl's.
+ * GPUs. It is a module of its own (libcairn_nccl.so, device/cuda/nccl.c), opened when several ranks with GPUs form a
+ * group: a single rank never loads NCCL. comm/nccl has the rules of use and the handling of failures.
  *
  * A communicator has a stream of its own on the device, of higher priority than the device's. Its work runs in order,
  * concurrently with the device's stream; follow and await make one wait for the other, and the host waits for neither.
- * But calls that queue (follow, mark, await, the collectives) stand still while a queue of the device is full. */
+ * However, calls that queue (follow, mark, await, the collectives) block while a queue of the device is full. */
 #ifndef CAIRN__DEVICE_COMM_H
 #define CAIRN__DEVICE_COMM_H
 
@@ -37,13 +37,15 @@ struct cairn__comm_reduction {
     int halvings; /* of sums of f16 and bf16: each term is multiplied by 2^-halvings, exactly but for subnormals */
 };
 
-/* Marks of a communicator, by number: each is an event in its stream. */
+/* The number of marks of a communicator, named 0 to 127: each is an event in its stream. */
 enum { CAIRN__COMM_MARKS = 128 };
 
-/* One thread at a time calls the functions of a communicator; await and passed: beside any other; state and abort: also
- * beside a call that stands in a full queue, as one does that has taken 2 s; the one of them not beside the other.
- * Errors, whose messages name the library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed,
- * or its connection; CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and
+/* Threads: one thread at a time calls the functions of a communicator, with two exceptions. await and passed may run
+ * concurrently with any other function. state and abort, though not both at once, may run concurrently with a call that
+ * is blocked by a full queue; a call counts as blocked once it has taken 2 s.
+ *
+ * Errors: CAIRN_EINVAL usage; CAIRN_EPEER another rank or the connection to it failed; CAIRN_EDEVICE; CAIRN_ENOMEM;
+ * CAIRN_EINTERNAL. Messages name the library's error and what to do. After an error the communicator can be aborted and
  * closed. */
 struct cairn__comm_ops {
     size_t size;                                /* sizeof(struct cairn__comm_ops) as built */
@@ -53,27 +55,27 @@ struct cairn__comm_ops {
     cairn_status (*place)(struct cairn_device *d, char *text, size_t nbytes);
     cairn_status (*unique_id)(struct cairn__comm_id *out);
 
-    /* Begins to connect the ranks; ready once state is no longer busy. The caller closes *out unless it is NULL, also
-     * after a failure. */
+    /* Begins to connect the ranks; the communicator is ready once state is no longer busy. Unless *out is NULL, the
+     * caller closes it, after a failure too. */
     cairn_status (*init)(struct cairn_device *d, const struct cairn__comm_id *id, int rank, int size,
                          struct cairn__comm **out);
-    /* Without waiting: the first failure of a call or of running work. *busy: a call is still in progress in the
-     * background, and only state and abort may be called. */
+    /* Returns the first failure of a call or of running work, without waiting. *busy: a call is still in progress in
+     * the background, and only state and abort may be called. */
     cairn_status (*state)(struct cairn__comm *c, bool *busy);
-    /* Begins an orderly shutdown; busy until all ranks are done, and no graph lives that recorded the communicator's
-     * work. Nothing that is queued uses its memory any more, which is no longer registered. */
+    /* Begins an orderly shutdown. state is busy until all ranks are done and every graph that recorded the
+     * communicator's work is destroyed. Deregisters the communicator's memory; no queued work may use it any more. */
     void (*finalize)(struct cairn__comm *c);
-    /* Ends running work at once, of graphs too; returns when no graph lives that recorded such. Other calls fail from
-     * then on, but await, passed, free and close stay valid. */
+    /* Ends running work at once, that of graphs too. Returns when every graph that recorded the communicator's work is
+     * destroyed. After that all calls fail but await, passed, free and close. */
     void (*abort)(struct cairn__comm *c);
-    void (*close)(struct cairn__comm **c); /* finalized and not busy, or aborted, which it does itself otherwise */
+    void (*close)(struct cairn__comm **c); /* aborts first, unless aborted or finalized and no longer busy */
 
-    /* Memory of the device that is registered with the communicator, undefined, of a multiple of 4 bytes. CAIRN_ENOMEM
-     * leaves the communicator as it is. free waits for what is queued. */
+    /* Undefined device memory that is registered with the communicator. nbytes: a multiple of 4. CAIRN_ENOMEM leaves
+     * the communicator usable. free waits for queued work. */
     cairn_status (*alloc)(struct cairn__comm *c, size_t nbytes, void **out);
     void (*free)(struct cairn__comm *c, void *memory);
 
-    /* Calls between the two are launched as one; may be nested. */
+    /* Calls between the two are launched together. Pairs may be nested. */
     cairn_status (*group_begin)(struct cairn__comm *c);
     cairn_status (*group_end)(struct cairn__comm *c);
 
@@ -91,7 +93,7 @@ struct cairn__comm_ops {
     cairn_status (*recv)(struct cairn__comm *c, void *x, size_t n, cairn_dtype dtype, int from);
 
     cairn_status (*follow)(struct cairn__comm *c); /* later work waits for what is queued on the device's stream */
-    cairn_status (*mark)(struct cairn__comm *c, int mark);  /* here; not between group_begin and group_end */
+    cairn_status (*mark)(struct cairn__comm *c, int mark);  /* queues it; not between group_begin and group_end */
     cairn_status (*await)(struct cairn__comm *c, int mark); /* the device's stream waits for the mark */
     cairn_status (*passed)(struct cairn__comm *c, int mark, bool *passed); /* it has run; not for a recorded mark */
 };

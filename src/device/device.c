@@ -17,7 +17,7 @@
 static const struct backend {
     const char *name;
     const struct cairn__device_ops *ops; /* NULL = in a module of that name */
-    bool numbered;                       /* "name:1" is its second device; without a number, that of the local rank */
+    bool numbered;                       /* "name:1" is its second device; "name" has the local rank's number */
 } backends[] = {
     {"cpu", &cairn__cpu_ops, false},
     {"cuda", NULL, true},
@@ -26,7 +26,7 @@ enum { NUM_BACKENDS = sizeof(backends) / sizeof(backends[0]) };
 
 /* ---- opening ---- */
 
-/* Both tables are read as arrays of function pointers, so that this covers slots added later. */
+/* Reads both tables as arrays of function pointers, which covers slots added later. */
 typedef void (*slot)(void);
 
 static bool is_filled(const void *first_slot, size_t nbytes) {

@@ -1,13 +1,13 @@
-/* struct cairn_env: what every object is created in. The struct is data only and is defined here, below the rooms that
- * read it; src/env assembles one. What a room above keeps in an environment is in the room's place and has the room's
- * own type. */
+/* struct cairn_env, the environment in which every object is created. The struct is data only. It is defined here,
+ * below the rooms that read it; src/env creates it. A higher room keeps its state in its own place of the environment,
+ * with a type of its own. */
 #ifndef CAIRN__DEVICE_ENV_H
 #define CAIRN__DEVICE_ENV_H
 
 #include "cairn/env.h"
 #include "device/device.h"
 
-/* What a room above this one keeps in an environment: an object of its own type, and a number. Only that room's
+/* The state that a higher room keeps in an environment: an object of its own type and a number. Only that room's
  * functions use them, and src/env, which creates and destroys environments. */
 struct cairn__place {
     void *at; /* NULL = nothing */
@@ -28,16 +28,17 @@ enum cairn__place_of {
     CAIRN__NUM_PLACES
 };
 
-/* Reads the reports that the device wrote (kernels/step.h) during work that the host did not follow step by step. */
+/* Reads reports (kernels/step.h) that the device has written during work that the host did not follow step by step. */
 struct cairn__report_reader {
     cairn_status (*read)(struct cairn__report_reader *reader); /* never waits; returns the worst report's status */
     struct cairn__report_reader *next;
 };
 
-/* amp's scaled loss whose gradients are not yet checked: they must be before they are changed or forgotten. */
+/* A scaled loss of amp whose gradients are not checked yet. They must be checked before they are changed or
+ * forgotten. */
 struct cairn__unresolved {
     cairn_status (*resolve)(struct cairn__unresolved *unresolved);
-    /* Of a user's set (whose `losses` it is): the set's `scale` becomes that of the next loss. Else NULL. */
+    /* If this is the `losses` of a user's set: sets the set's `scale` to that of the next loss. Else NULL. */
     cairn_status (*take_scale)(struct cairn__unresolved *unresolved);
     struct cairn__unresolved *next;
     bool is_listed;
@@ -51,15 +52,15 @@ struct cairn_env {
 
     struct cairn__place places[CAIRN__NUM_PLACES];
 
-    int graphs;      /* alive */
+    int graphs;      /* number of live graphs */
     int unstepped;   /* scaled losses that no step has used yet */
-    int open_losses; /* scaled losses that have not been ended: amp's */
+    int open_losses; /* amp's scaled losses that have not been ended */
 
     uint64_t seed;
-    uint64_t next_stream; /* the number of random streams in use: one a tensor */
-    int stream_rank;      /* whose they are: rank, but for a model's replica */
+    uint64_t next_stream; /* number of random streams used so far, one per tensor */
+    int stream_rank;      /* the rank part of stream numbers: rank, except in a model's replica */
 
-    /* Replays and recordings of graphs: each changes weights, so that the host's record of current casts is stale. */
+    /* Counts replays and recordings of graphs: each changes weights, so the host's record of current casts is stale. */
     uint64_t replays;
     struct cairn__report_reader *readers;
     struct cairn__unresolved *unresolved;
@@ -68,15 +69,16 @@ struct cairn_env {
      * implements it. */
     cairn_status (*gather)(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n);
 
-    /* values [n] of host memory become their sums over the ranks, with the same bits on all. As gather. */
+    /* Replaces values [n], in host memory, by their sums over the ranks, bit for bit the same on all. Collective;
+     * blocks; implemented by the group. */
     cairn_status (*sum)(struct cairn_env *env, double *values, size_t n);
 
-    /* Begins a new step: zero_grad calls it, and nn recycles the results of the last step. false: within a backward or
-     * a checkpoint, where nothing changes. nn implements this and the next three. */
+    /* Begins a new step: zero_grad calls it, and nn recycles the results of the last step. Within a backward or a
+     * checkpoint it changes nothing and returns false. nn implements this and the next three. */
     bool (*begin_step)(struct cairn_env *env);
 
-    /* The storage for the results of a graph's step: created, put in use (which returns what was in use before), and
-     * destroyed. */
+    /* The storage for the results of a graph's step: fork creates it, use puts it in use and returns the storage in use
+     * before, end destroys it. */
     cairn_status (*fork_results)(struct cairn_env *env, void **out);
     void *(*use_results)(struct cairn_env *env, void *results);
     void (*end_results)(void *results);
@@ -92,7 +94,8 @@ static inline cairn_status cairn__env_read_reports(struct cairn_env *env) {
     return st;
 }
 
-/* Lists u, which is resolved once: before gradients are next read, forgotten or used by a step. */
+/* Adds u to the list of unresolved losses, unless it is there. It is resolved once, before gradients are next read,
+ * forgotten or used by a step. */
 static inline void cairn__env_list_unresolved(struct cairn_env *env, struct cairn__unresolved *u) {
     if (u->is_listed) return;
     u->is_listed = true;
@@ -100,7 +103,7 @@ static inline void cairn__env_list_unresolved(struct cairn_env *env, struct cair
     env->unresolved = u;
 }
 
-/* Resolves all that is listed. To be called before gradients are added to, changed or forgotten. */
+/* Resolves all listed losses. Must be called before gradients are added to, changed or forgotten. */
 static inline cairn_status cairn__env_resolve(struct cairn_env *env) {
     cairn_status st = CAIRN_OK;
     while (env->unresolved) {
@@ -114,7 +117,7 @@ static inline cairn_status cairn__env_resolve(struct cairn_env *env) {
 }
 
 /* Element i of random stream s under seed q is word i % 4 of cairn__philox(q, i / 4, s << 16 | stream_rank): every rank
- * and every tensor has numbers of its own, and each can be made alone. */
+ * and every tensor has numbers of its own, and any element can be computed by itself. */
 static inline uint64_t cairn__env_stream(const struct cairn_env *env) {
     return env->next_stream << 16 | (uint64_t)env->stream_rank;
 }

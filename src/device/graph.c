@@ -1,12 +1,12 @@
-/* A step as an object: run directly a few times, recorded once, launched from then on.
+/* Graphs: a step that runs directly a few times, is then recorded once, and launched from then on.
  *
- * The step runs on a tape of its own, so that nothing else uses the recorded addresses and its results stay. A
- * recording queues nothing, so the replay that records also launches. A recording that fails has changed nothing on the
- * device; the object then stops recording for good, since the step would fail the same way again, and runs the step
- * directly, as on a device without graphs.
+ * The step runs on a tape of its own, so that nothing else uses the recorded addresses and its results stay. Recording
+ * runs nothing on the device, so the replay that records also launches. A failed recording has changed nothing on the
+ * device. The graph then never records again, since the step would fail the same way, and runs the step directly, as on
+ * a device without graphs.
  *
- * What draws random numbers is recorded by how far its stream is behind the step's first; a launch finds the first in
- * device memory, and takes as many streams from the environment as the step did. */
+ * Passes that draw random numbers are recorded with the distance of their stream from the step's first one. A launch
+ * reads its first stream from device memory, and takes as many streams from the environment as the step did. */
 #include "cairn/graph.h"
 
 #include <stdio.h>
@@ -24,12 +24,12 @@ struct cairn_graph {
     void *user;
     void *results; /* storage of the step's results */
     enum mode mode;
-    int runs;                             /* successful ones, while warming */
+    int runs;                             /* successful runs while warming */
     bool running;                         /* inside step */
     void *recording;                      /* the device's own */
-    struct cairn__recorded_list recorded; /* what it needs */
-    struct cairn__random_base *random;    /* device memory: what its launches draw from */
-    uint64_t streams;                     /* that one launch draws */
+    struct cairn__recorded_list recorded; /* resources that the recording needs */
+    struct cairn__random_base *random;    /* device memory: the random stream that a launch begins with */
+    uint64_t streams;                     /* number of random streams per launch */
 };
 
 static cairn_status run(struct cairn_graph *g) {
@@ -74,8 +74,8 @@ static cairn_status give_up(struct cairn_device *d, cairn_status st) {
 
 static cairn_status record(struct cairn_graph *g) {
     struct cairn_device *d = g->env->device;
-    g->mode = AS_IS;   /* until the recording succeeds */
-    g->env->replays++; /* or the recording would leave out casts of weights that are current now */
+    g->mode = AS_IS;   /* unless the recording succeeds */
+    g->env->replays++; /* makes casts of weights stale: the recording would leave out current ones */
     cairn_status st = CAIRN_OK;
     TRY(d->ops->capture_begin(d));
     const int unstepped = g->env->unstepped;
@@ -86,18 +86,18 @@ static cairn_status record(struct cairn_graph *g) {
     d->first_stream = cairn__env_stream(g->env);
     d->refusal[0] = '\0';
     st = run(g);
-    const cairn_status resolved = cairn__env_resolve(g->env); /* into the recording: its gradients are not computed */
+    const cairn_status resolved = cairn__env_resolve(g->env); /* is recorded too: the gradients are not computed yet */
     d->capturing = false;
     d->recorded = NULL;
     d->random_base = NULL;
     g->streams = g->env->next_stream - first;
-    g->env->next_stream = first; /* nothing is drawn before the launch */
+    g->env->next_stream = first; /* the recording has drawn nothing; the launch will */
     if (st == CAIRN_OK) st = resolved;
     if (st == CAIRN_OK && d->refusal[0]) st = cairn__fail(CAIRN_ESTATE, "%s", d->refusal);
     if (st == CAIRN_OK && g->env->unstepped != unstepped) {
         st = cairn__fail(CAIRN_ESTATE, "a graph's step must contain both a scaled loss and its cairn_step, or neither");
     }
-    g->env->replays++; /* casts that were recorded have not run */
+    g->env->replays++; /* recorded casts have not run, so they are stale */
     TRY(st == CAIRN_OK ? CAIRN_OK : give_up(d, st));
     TRY(d->ops->capture_end(d, &g->recording));
     g->mode = RECORDED;
@@ -133,12 +133,12 @@ cairn_status cairn_graph_replay(cairn_graph *g) {
     REQUIRE(!g->running && !g->env->device->capturing, CAIRN_ESTATE,
             "cairn_graph_replay was called by the step of a graph; a step may not replay one");
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < g->recorded.count; i++) { /* a launch would go on without what has failed */
+    for (size_t i = 0; i < g->recorded.count; i++) { /* a launch does not notice a failed resource */
         struct cairn__recorded *recorded = g->recorded.all[i];
         TRY(recorded->check(recorded));
     }
     TRY(cairn__env_resolve(g->env)); /* a launch overwrites gradients, checked or not */
-    g->env->begin_step(g->env);      /* for what runs beside the graph, too */
+    g->env->begin_step(g->env);      /* also ends results made outside the graph */
     if (g->mode == WARMING && g->runs == CAIRN_GRAPH_WARMUP) TRY(record(g));
     if (g->mode == RECORDED) return launch(g);
     st = run(g);

@@ -1,4 +1,4 @@
-/* One stream for Cairn and the program's own CUDA code: the device's optional slots, made public. */
+/* One stream for Cairn and the program's own CUDA code: public calls for the device's optional slots. */
 #include "cairn/interop_cuda.h"
 
 #include "core/status.h"

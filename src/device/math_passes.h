@@ -8,8 +8,8 @@
  *   - nn has checked shapes and types. It cannot check the values of indices and masks; the pass does. Empty views are
  *     valid everywhere.
  *   - "dense" views are row-major without gaps; others may have any strides.
- *   - A run repeats exactly, whatever the number of threads.
- *   - Statistics (means, logarithms of sums) that a forward leaves for its backward are R, dense. */
+ *   - Results are deterministic, whatever the number of threads.
+ *   - Statistics (means, logarithms of sums) that a forward saves for its backward are R, dense. */
 #ifndef CAIRN__DEVICE_MATH_PASSES_H
 #define CAIRN__DEVICE_MATH_PASSES_H
 
@@ -23,13 +23,13 @@
  *     rows      (layer, RMS)  outer = rows, channels = columns, inner = 1; a group is a row
  *     channels  (batch)       a group is a channel, over outer and inner
  *     groups    (group)       a group is an outer index and channels / per of its channels, with inner
- * The variance is biased (over n). RMS has mean 0 and leaves `mean` alone.
+ * The variance is biased (over n). RMS has mean 0 and does not write `mean`.
  *
- * A batch of which x is a share (channels alone) is normalised in two calls, between which the caller combines the
- * shares' numbers. `shared`, f64 [1 + 2 channels], holds the number of values a channel and then two numbers of each
- * channel: mean and variance in forward, sum(dy) and sum(dy * (x - mean)) in backward.
- *     tells   writes `shared` of this share, in backward also dweight and dbias, and no y or dx
- *     takes   reads `shared` of the whole batch, and writes the rest */
+ * If x is only a share of a batch (kind channels only), normalising takes two calls, and the caller combines the
+ * shares' numbers in between. `shared`, f64 [1 + 2 channels], holds the number of values per channel, then two numbers
+ * of each channel: mean and variance in forward, sum(dy) and sum(dy * (x - mean)) in backward.
+ *     tells   writes this share's `shared`, in backward also dweight and dbias, but not y or dx
+ *     takes   reads the whole batch's `shared` and writes the rest */
 enum cairn__norm_kind { CAIRN__NORM_ROWS = 1, CAIRN__NORM_RMS, CAIRN__NORM_CHANNELS, CAIRN__NORM_GROUPS };
 enum cairn__norm_share { CAIRN__NORM_ALONE, CAIRN__NORM_TELLS, CAIRN__NORM_TAKES };
 struct cairn__norm {
@@ -41,18 +41,18 @@ struct cairn__norm {
     double eps;
     const void *x, *weight, *bias; /* weight and bias [channels], each may be NULL */
     void *y;
-    void *mean, *rstd; /* R [number of groups]: written by forward, or read where given_stats; read by backward */
-    void *variance;    /* R [number of groups]: written by forward beside them; NULL = not wanted */
-    bool given_stats;  /* evaluation: mean and rstd are there already, and constants */
+    void *mean, *rstd; /* R [number of groups]: written by forward, or read if given_stats; read by backward */
+    void *variance;    /* R [number of groups]: written by forward too; NULL = not wanted */
+    bool given_stats;  /* evaluation: mean and rstd are inputs, and constants in backward */
     enum cairn__norm_share share;
-    double *shared; /* of a share: see above */
+    double *shared; /* if x is a share: see above */
     const void *dy;
     void *dx, *dweight, *dbias; /* each may be NULL: not wanted */
 };
 
 /* 1-D and 2-D convolution, torch's cross-correlation: x [N, C, H, W], w [K, C / groups, R, S], y [N, K, P, Q], dense.
- * 1-D has H = R = 1. With transposed, y is x's shape's gradient: w [C, K / groups, R, S], and output_padding is in P
- * and Q. */
+ * 1-D has H = R = 1. With transposed, y is computed as the gradient of a convolution's input: w is
+ * [C, K / groups, R, S], and output_padding is included in P and Q. */
 struct cairn__conv {
     cairn_dtype dtype; /* of all */
     int64_t n, c, h, w, k, r, s, p, q, groups;
@@ -83,9 +83,9 @@ struct cairn__pool {
 /* Scaled dot-product attention, softmax(scale * Q K^T + mask) V, over blocks: no T x S matrix in memory.
  * q [B, H, T, D], k [B, H, S, D], v [B, H, S, E], y [B, H, T, E], views of any strides whose last is 1, as are
  * gradients. mask: [B, H, T, S] with strides 0 where it is shared, of the type of q (added) or bool (1 = may attend);
- * data NULL = none. causal: row t sees columns up to t. A row that sees nothing gives zeros. lse: R [B, H, T], the
- * logarithm of the sum of e^scores, for backward. Dropout falls on the probabilities: element [b, h, t, s] by number
- * ((b H + h) T + t) S + s of the random stream, as the pass `dropout` has it. */
+ * data NULL = none. causal: row t attends to columns up to t. A row that attends to nothing gives zeros. lse:
+ * R [B, H, T], the logarithm of the sum of e^scores, for backward. Dropout applies to the probabilities: element
+ * [b, h, t, s] by number ((b H + h) T + t) S + s of the random stream, as in the pass `dropout`. */
 struct cairn__attention {
     struct cairn__view q, k, v, y, mask;
     void *lse;
@@ -93,15 +93,15 @@ struct cairn__attention {
     bool causal;
     double dropout; /* 0 = none */
     uint64_t seed, stream;
-    struct cairn__view dy, dq, dk, dv; /* backward: data NULL = not wanted, but dy */
+    struct cairn__view dy, dq, dk, dv; /* backward; data of dq, dk, dv NULL = not wanted */
 };
 
-/* Losses over rows of scores, with a class a row. x dense [rows, classes, inner], target dense [rows, inner] i64 or
- * i32.
+/* Losses over rows of scores, with one class per row. x is dense [rows, classes, inner], target dense [rows, inner],
+ * i64 or i32.
  *     cross entropy   lse - x[target], smoothed:  (1 - s) * that + s / classes * sum over c of w[c] (lse - x[c])
- *     nll             -x[target], x logarithms of probabilities already
- * each times weight[target] for the first part; a mean divides by the sum of weight[target] over rows not ignored. A
- * target that is neither a class nor ignore_index raises *bad_target. */
+ *     nll             -x[target], where x holds logarithms of probabilities
+ * The terms of x[target] are multiplied by weight[target]; a mean divides by the sum of weight[target] over the rows
+ * that are not ignored. A target that is neither a class nor ignore_index raises *bad_target. */
 struct cairn__class_loss {
     bool from_logits; /* cross entropy */
     cairn_dtype dtype;
@@ -112,31 +112,32 @@ struct cairn__class_loss {
     const void *weight; /* [classes] of dtype; NULL = ones */
     int64_t ignore_index;
     double smoothing;
-    bool each, mean; /* one loss a row; the sum of all, divided; or the sum */
+    bool each, mean; /* each: one loss per row; mean: the sum of all, divided; neither: the sum */
     void *y;         /* of dtype: one element, or [rows, inner] for each */
     void *lse;       /* R [rows, inner, 2], with from_logits, for backward: the greatest x, and the sum of e^(x - it) */
-    void *total;     /* R, one element: what a mean divided by, for backward */
+    void *total;     /* R, one element: the divisor of a mean, for backward */
     uint32_t *bad_target;
     const void *dy;
     void *dx;
 };
 
 struct cairn__math {
-    /* ---- element by element, over dst's shape; x are views of that shape, strides 0 where broadcast. Types may
-     * differ: each is converted to R on the way, which is f64 where any operand is f64, i32 or i64 ---- */
+    /* ---- element-wise, over dst's shape; x are views of that shape, with stride 0 where broadcast. Types may differ:
+     * each operand is converted to R, which is f64 if any operand is f64, i32 or i64 ---- */
     void (*map)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                 const struct cairn__view *x,
                 const double *numbers); /* numbers: [CAIRN__MAP_NUMBERS], may be NULL where f takes none */
     /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); each term is rounded to R, and
      * they are added in row-major order. The sum of f32 is that of kernels.h; f64 is added in f64, in an order of the
-     * device's own (the CPU's: CAIRN__SUM_BLOCK terms over 16 lanes and the tree, and those in order). */
+     * device's own (the CPU's: CAIRN__SUM_BLOCK terms over 16 lanes and the tree, then these block sums in order). */
     void (*map_sum)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                     const struct cairn__view *x, const double *numbers, double divisor);
 
-    /* ---- folds: dst has x's shape, with stride 0 along the axes that are folded ---- */
+    /* ---- folds: dst has x's shape, with stride 0 along the folded axes ---- */
 
-    /* dst = round(post(fold of x / divisor)), post = sqrt where `root`. Sums of f32 and of halves go by blocks that are
-     * added in f64, within the bounds of kernels.h; folded axes' sizes alone decide about blocks (cpu/reduce.c). */
+    /* dst = round(post(fold of x / divisor)), post = sqrt if `root`. Sums of f32 and of halves are computed by blocks
+     * that are added in f64, within the bounds of kernels.h; only the folded axes' sizes determine the blocks
+     * (cpu/reduce.c). */
     void (*fold)(struct cairn_device *d, enum cairn__fold f, const struct cairn__view *dst, const struct cairn__view *x,
                  double divisor, bool root);
     /* dst = round(sum of (x - mean)^2 / divisor), mean of dst's shape in R (written): variance, or with root the
@@ -151,9 +152,9 @@ struct cairn__math {
     void (*cumulate)(struct cairn_device *d, const struct cairn__view *dst, const struct cairn__view *x, int axis,
                      bool product, bool reverse);
 
-    /* ---- products: c [..., m, n] = a [..., m, k] b [..., k, n], views of one batch shape and of any strides, 0 where
-     * shared. c has rows of neighbours, and is of the operands' type or R. Where c's stride along a dimension of the
-     * batch is 0, the sum over it is written: in R, rounded once. A sum of nothing is 0 ---- */
+    /* ---- products: c [..., m, n] = a [..., m, k] b [..., k, n], views of one batch shape with any strides, 0 where
+     * shared. c's last stride is 1, and its type the operands' or R. If c's stride along a batch dimension is 0, the
+     * products are summed over it, in R, and rounded once. An empty sum is 0 ---- */
     void (*product)(struct cairn_device *d, const struct cairn__view *c, const struct cairn__view *a,
                     const struct cairn__view *b);
 
@@ -167,13 +168,13 @@ struct cairn__math {
      * [n channels], from what norm left in mean and variance. Of a batch without values: nothing. */
     void (*batch_stats)(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
                         const struct cairn__norm *norm, double momentum);
-    /* shared = what the shares of a batch come to in forward, from all [shares][1 + 2 channels] (kernels/moments.h, f64
-     * on every device); without any values, a count of 0 and nothing more. */
+    /* shared = the whole batch's statistics in forward, merged from all [shares][1 + 2 channels] (kernels/moments.h,
+     * f64 on every device). If no share has values, writes only the count, 0. */
     void (*merge_moments)(struct cairn_device *d, double *shared, const double *all, size_t shares, size_t channels);
 
-    /* ---- rows by index: y[i] = table[index[i]], rows of n elements. An index outside raises *bad_index, and its row
-     * is zero. Backward: dtable = 0, then += dy[i] in order of i, as kernels.h has sums of columns (but that the
-     * first rows and not the last may be fewer), rounded once; indices equal to skip add nothing ---- */
+    /* ---- rows by index: y[i] = table[index[i]], rows of n elements. An index outside the table raises *bad_index and
+     * gives a zero row. Backward: dtable = 0, then += dy[i] in order of i, summed as columns in kernels.h (except that
+     * the first group of rows, not the last, may be short), rounded once; indices equal to skip add nothing ---- */
     void (*gather_rows)(struct cairn_device *d, cairn_dtype t, void *y, const void *table, const void *index,
                         cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n, uint32_t *bad_index);
     void (*scatter_rows)(struct cairn_device *d, cairn_dtype t, void *dtable, const void *dy, const void *index,

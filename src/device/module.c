@@ -1,5 +1,5 @@
-/* Finding a module, and passing it libcairn's functions. The build defines which modules there are and where it puts
- * them (src/meson.build). */
+/* Finds modules and passes them libcairn's functions. The build defines which modules exist and where they are
+ * (src/meson.build). */
 #include "device/module.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@
 #include "core/vars.h"
 
 /* CAIRN__MODULES: names of the modules that this build made, each with spaces around it.
- * CAIRN__MODULE_FOLDERS: the folders that it makes them in and installs them to, a colon between them. */
+ * CAIRN__MODULE_FOLDERS: the build's folder and the installation folder, separated by a colon. */
 static const char built_modules[] = CAIRN__MODULES;
 static const char built_folders[] = CAIRN__MODULE_FOLDERS;
 
@@ -51,7 +51,7 @@ static bool own_folder(char *folder, size_t nbytes) {
     return length >= 0 && (size_t)length < nbytes;
 }
 
-/* Of built_folders the last, which only an administrator fills. */
+/* The last of built_folders, to which only an administrator installs. */
 static const char *installed_folder(void) {
     const char *colon = strrchr(built_folders, ':');
     return colon ? colon + 1 : built_folders;
@@ -90,8 +90,8 @@ static cairn_status find(const struct cairn__module_use *use, const char *name, 
                                                   : "");
 }
 
-/* Whoever can write a module's file could run code with the rights of this program's owner, who is root unless the
- * program is set-user-ID of another. */
+/* Checks that a module's file can be trusted: anyone who can write it could run code with the rights of this program's
+ * owner, who is root unless the program is set-user-ID of another user. */
 static cairn_status judge(const struct cairn__module_use *use, const char *name, const char *path) {
     char why[PATH_MAX + CAIRN__WHY_NBYTES];
     const uid_t owner = geteuid() == getuid() ? 0 : geteuid();

@@ -1,11 +1,13 @@
-/* Backends that are opened on demand: a shared library with one entry point, so that programs that do not use it
- * neither load nor need what it is linked to. A device is one, an engine of process groups another.
+/* Modules: backends that are opened on demand, such as a device or an engine of process groups. A module is a shared
+ * library with one entry point, so that programs that do not use it neither load nor need the libraries it is linked
+ * to.
  *
- * libcairn finds libcairn_<name>.so in the folder CAIRN_MODULE_PATH, and nowhere else where that is set; otherwise
- * beside itself, then in the build's folder (for an installed libcairn too), then in the folder of installation. A
- * program with more rights than its user (core/trust.h) opens modules from the folder of installation alone, and only
- * what root or the program's owner alone can write. A
- * module has no errors, log or allocator of its own: it gets libcairn's as a table of functions, and compiles
+ * libcairn looks for libcairn_<name>.so in the folder CAIRN_MODULE_PATH only, if that is set. Otherwise it looks beside
+ * itself, then in the build's folder (an installed libcairn too), then in the installation folder. A program with more
+ * rights than its user (core/trust.h) opens modules from the installation folder only, and only files that nobody but
+ * root or the program's owner can write.
+ *
+ * A module has no errors, log or allocator of its own: it gets libcairn's as a table of functions, and compiles
  * module_side.c, which gives them their usual names. */
 #ifndef CAIRN__DEVICE_MODULE_H
 #define CAIRN__DEVICE_MODULE_H
@@ -37,8 +39,8 @@ struct cairn__module_host {
                          const void **table); /* another module */
 };
 
-/* The type of the symbol below. Returns the module's table of that kind; NULL, with the last error set through
- * host->fail, where it has none or is of another build. */
+/* The type of the symbol below. Returns the module's table of that kind. If the module has none or is of another build,
+ * sets the last error through host->fail and returns NULL. */
 typedef const void *(*cairn__module_entry_fn)(const struct cairn__module_host *host, const char *kind);
 #define CAIRN__MODULE_ENTRY "cairn__module_entry"
 
@@ -49,9 +51,9 @@ struct cairn__module_use {
     size_t nbytes;       /* of the table, which begins with its size as a size_t */
 };
 
-/* Finds and opens the module called name; it stays open until the process ends, and a second call gives the same table.
- * Errors: CAIRN_ENOTBUILT there is none: names the folders searched, or the meson option that was off; CAIRN_ESYSTEM it
- * cannot be opened or trusted, and why; CAIRN_EINTERNAL it is of another build, or has no such table. */
+/* Finds and opens the module called name. It stays open until the process ends; a second call returns the same table.
+ * Errors: CAIRN_ENOTBUILT there is none (names the folders searched, or the meson option that was off); CAIRN_ESYSTEM
+ * it cannot be opened or trusted, and why; CAIRN_EINTERNAL it is of another build, or has no such table. */
 cairn_status cairn__module_open(const struct cairn__module_use *use, const char *name, const void **table);
 
 /* ---- the module's side ---- */

@@ -1,5 +1,6 @@
-/* A module's entry point, and the functions of core that it uses: not a copy, which would have its own errors, log and
- * counters, but libcairn's, called through the table that it was opened with. Every module compiles this file. */
+/* A module's entry point, and the functions of core that it uses. They call libcairn's through the table that the
+ * module was opened with; a copy of core would have errors, a log and counters of its own. Every module compiles this
+ * file. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

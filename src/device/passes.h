@@ -1,13 +1,12 @@
-/* What a device computes: passes over its memory, queued in order on its stream. Every room calls these, whatever the
- * device is.
+/* Passes: what a device computes over its memory, queued in order on its stream. Every room calls these, on any device.
  *
  * Rules that hold for all:
  *   - Pointers are to device memory unless stated otherwise. Structs passed by address are read before the call
- *     returns, those that are stated to be in device memory when the pass runs.
+ *     returns; those documented as device memory are read when the pass runs.
  *   - The arithmetic of an element is that of kernels/kernels.h: f32, no contraction, one rounding on the way out, NaN
- *     bits kept where nothing is computed. Where a pass adds up (sum, mse, col_sum, l2norm) the CPU's order is the one
- *     defined there; another device has its own, equally fixed order, so that a run repeats exactly.
- *   - dst may be an input where types have the same size. n = 0 is valid, also in any place of a list.
+ *     bits kept where nothing is computed. In passes that add up (sum, mse, col_sum, l2norm) the CPU uses the order
+ *     defined there; any other device has a fixed order of its own, so results are deterministic.
+ *   - dst may be an input if the types have the same size. n = 0 is valid, also for any item of a list.
  *   - Flags are ORed with 1, never cleared; NULL = not wanted.
  *   - factor: a float in device memory; NULL = 1.
  *   - A pass returns no status. The device keeps its first failure, and cairn__device_check returns it.
@@ -34,32 +33,32 @@ struct cairn__optim_item {
     union {
         void *half; /* the rounded copy, where the mode has one */
         struct {
-            uint32_t parameter, eighth; /* stochastic rounding draws numbers by parameters and their elements, of which
-                                           the arrays begin with number 8 * eighth */
+            uint32_t parameter, eighth; /* stochastic rounding draws its numbers by parameter and element; element 0 of
+                                           the arrays is the parameter's element 8 * eighth */
         };
     };
     float *state[CAIRN__MAX_STATES];
     const void *grad;
     const float *factor;
     const int64_t *missed;          /* taken steps without a gradient; device memory */
-    struct cairn__squares *squares; /* of `measure`; device memory */
+    struct cairn__squares *squares; /* result of `measure`; device memory */
 };
 
-/* A parameter's flag on its way from a parameter set to an optimizer. */
+/* A parameter's flag, which take_flags moves from a parameter set to an optimizer. */
 struct cairn__taken {
     size_t n;
     const void *x; /* the gradient with the overflow; NULL = not available */
     cairn_dtype dtype;
-    int32_t rank;   /* of the gradient; -1 = reduced over ranks */
-    uint32_t *flag; /* is cleared */
+    int32_t rank;   /* the gradient's; -1 = it is reduced over ranks */
+    uint32_t *flag; /* cleared by the pass */
     struct cairn__overflow *to;
 };
 
-/* What a gradient consists of. */
+/* Counts and extremes of a gradient's elements. */
 struct cairn__census {
     uint64_t zeros, subnormals, infs, nans;
-    int32_t max_exponent, min_exponent; /* of finite values but 0, as ilogb; 0 where there is none */
-    double largest;                     /* |x| of finite values; 0 where there is none */
+    int32_t max_exponent, min_exponent; /* of finite values other than 0, as ilogb; 0 if there is none */
+    double largest;                     /* |x| of finite values; 0 if there is none */
 };
 
 struct cairn__passes {
@@ -83,9 +82,9 @@ struct cairn__passes {
     void (*l2norm)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    const float *factor, double *norm, double *each, uint32_t *found);
 
-    /* dst = x, f32, brought into [-limit, limit]; NaN stays. */
+    /* dst = x, f32, clamped to [-limit, limit]; NaN stays. */
     void (*clamp)(struct cairn_device *d, const struct cairn__item *items, size_t count, float limit);
-    /* out[i] = what items[i].x consists of; subnormal: not 0 and below least_normal. out is device memory. */
+    /* out[i] = the census of items[i].x; subnormal means not 0 and below least_normal. out is device memory. */
     void (*census)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    float least_normal, struct cairn__census *out);
     /* out[i] = the exponents of items[i].x, f64 too. out is device memory. */
@@ -94,54 +93,56 @@ struct cairn__passes {
 
     /* ---- a training step ---- */
 
-    /* For a rule that measures, before its update: the squares of every item, of gradients as they are stored, without
-     * factor and clip (NovoGrad by_greatest: the greatest square). LAMB's moments are updated first, and the
-     * direction is left in state[2], of which the squares are. Nothing but squares is written where state->skip is
-     * raised. The rest as in update. */
+    /* For a rule that measures, called before its update: writes the squares of every item's gradient as stored,
+     * without factor and clip (NovoGrad by_greatest: the greatest square). For LAMB it first updates the moments and
+     * writes the direction to state[2], and the squares are the direction's. If state->skip is raised, only squares are
+     * written. Everything else as in update. */
     void (*measure)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                     enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
                     const struct cairn__rates *rates, const struct cairn__optim_state *state);
     /* One fused update of every item by the rule (kernels.h: union cairn__update), with the gradient's factor times
-     * state->clip; nothing is written where state->skip is raised. rates and state are in device memory. A custom rule
-     * is called for pieces of items: on the CPU at once, perhaps by several threads, and not where skip is raised; on
-     * another device to queue its update, which reads skip in the piece's scalars. LAMB's grad is the
+     * state->clip. Writes nothing if state->skip is raised. rates and state are in device memory. A custom rule is
+     * called for pieces of items: on the CPU immediately, perhaps by several threads, and not if skip is raised; on
+     * another device to queue its update, which must read skip from the piece's scalars. For LAMB, grad is the
      * direction, f32, without factor and clip. */
     void (*update)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                    enum cairn__weight_mode mode, const struct cairn__optim_rule *rule, const struct cairn__rates *rates,
                    const struct cairn__optim_state *state);
-    /* ++*counter, unless state->skip is raised: before step_end. state NULL = always. */
+    /* ++*counter, unless state->skip is raised. Called before step_end. state NULL = always. */
     void (*count_up)(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state);
-    /* Updates the scalers that have not been, counts the step or the skip, and leaves a report. */
+    /* Updates the scalers that are not updated yet, counts the step or the skip, and writes a report. */
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);
-    /* cairn__average_begin; all in device memory, state NULL = none. Then, where a step is due, every dst, f32, goes to
-     * x by average->share (element.h: cairn__lerp). */
+    /* average_begin runs cairn__average_begin; all arguments are in device memory, state NULL = none. average then
+     * moves every dst, f32, towards x by average->share (element.h: cairn__lerp), if an averaging step is due. */
     void (*average_begin)(struct cairn_device *d, struct cairn__average *average,
                           const struct cairn__optim_state *state);
     void (*average)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype from,
                     const struct cairn__average *average);
-    /* table->rates = what its schedules make of state's counters: after a schedule or a base rate has changed. */
+    /* Recomputes table->rates from its schedules and state's counters. Called after a schedule or a base rate has
+     * changed. */
     void (*renew_rates)(struct cairn_device *d, const struct cairn__rate_table *table,
                         const struct cairn__optim_state *state);
-    /* Raised flags are lowered and noted: where there was no overflow yet, micro_batch; and where nothing was counted
-     * yet, how many elements of x are infinite and NaN. Where any was raised, so is every *raises[i]. num_raises <=
-     * CAIRN__SHARE_MAX; raises itself is host memory. */
+    /* Lowers raised flags and records them in the items' overflows: micro_batch, if it is the first overflow; and the
+     * numbers of infinite and NaN elements of x, if none were counted yet. If any flag was raised, raises every
+     * *raises[i]. num_raises <= CAIRN__SHARE_MAX; raises itself is host memory. */
     void (*take_flags)(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
                        uint32_t *const *raises, size_t num_raises);
     /* Every *into[i] |= *any; then *any = 0. count <= CAIRN__SHARE_MAX; into itself is host memory. */
     void (*share_flag)(struct cairn_device *d, uint32_t *any, uint32_t *const *into, size_t count);
-    /* One update of a scaler with what it has found; reports: a ring that the host sees. */
+    /* Updates a scaler once, by its found_inf; reports: a ring that the host reads. */
     void (*scaler_update)(struct cairn_device *d, struct cairn__scaler_state *scaler,
                           struct cairn__scaler_report *reports);
     /* *total = state->clip * sqrt of the sum of the squares of norms[0..count-1]; where it is finite, state->clip *=
      * min(1, max_norm / (*total + 1e-6)), formed in f64 and rounded once; else *total = inf. */
     void (*clip)(struct cairn_device *d, const double *norms, size_t count, double max_norm,
                  struct cairn__optim_state *state, double *total);
-    /* *cell = the scale as it is, *dst = *x * cell->scale, all in device memory. found: *x is infinite or NaN. */
+    /* *cell = the scaler's current scale, *dst = *x * cell->scale, all in device memory. found: *x is infinite or
+     * NaN. */
     void (*scale_loss)(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
                        struct cairn__loss_scale *cell, uint32_t *found);
     /* flags[0..n-1] = 0. */
     void (*clear_flags)(struct cairn_device *d, uint32_t *flags, size_t n);
-    /* A value of the host, at most CAIRN__STORE_MAX bytes, into device memory; goes with the call. */
+    /* Writes a host value of at most CAIRN__STORE_MAX bytes to device memory; it is copied before the call returns. */
     void (*store)(struct cairn_device *d, void *dst, const void *value, size_t nbytes);
 
     /* ---- for nn; all operands are of type t, scalars inside are f32. Sums are f32 within blocks, which are added in

@@ -1,5 +1,5 @@
-/* Reading reports. Words are loaded with acquire order, so that the check for an overwrite comes after them (a fence
- * would do, but thread sanitizers do not support fences). */
+/* Reading reports. Words are loaded with acquire order, so that the check for an overwrite is ordered after them (a
+ * fence would do too, but thread sanitizers do not support fences). */
 #include "device/reports.h"
 
 #include <assert.h>

@@ -12,7 +12,7 @@
 /* The number of the newest report; 0 = none. */
 uint64_t cairn__reports_newest(const void *ring, size_t nbytes);
 
-/* To be called after reading what belongs to report `number`. false: the device may have overwritten it meanwhile. */
+/* Must be called after reading data of report `number`. false: the device may have overwritten it meanwhile. */
 bool cairn__reports_is_whole(const void *ring, size_t nbytes, uint64_t number);
 
 /* The newest report, or zeros before the first. */

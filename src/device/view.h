@@ -7,8 +7,8 @@
 #include "cairn/core.h"
 
 /* Element [i0, i1, ...] is at data + sum of i * stride, strides in elements. A stride is never negative; 0 repeats one
- * element (broadcasting). Views that are written have no stride of 0 but along axes of size 1, or where a pass
- * folds. */
+ * element (broadcasting). A view that is written has strides of 0 only along axes of size 1 and along axes that the
+ * pass folds. */
 struct cairn__view {
     void *data;
     cairn_dtype dtype;
@@ -47,8 +47,9 @@ static inline struct cairn__view cairn__view_dense(void *data, cairn_dtype dtype
     return v;
 }
 
-/* What a pass folds (math_passes.h): bit d is axis d, whose stride in the result is 0; axes of size 1 fold to what they
- * are. *any: whether there is a result to write; a dense view without elements has strides of 0 too. */
+/* The axes that a pass folds (math_passes.h): bit d is set if axis d has stride 0 in the result and a size other than
+ * 1, since folding a single element changes nothing. *any: whether there is a result to write (a dense view without
+ * elements has strides of 0 too). */
 static inline uint32_t cairn__view_folded(const struct cairn__view *dst, bool *any) {
     uint32_t folded = 0;
     *any = true;
@@ -59,7 +60,7 @@ static inline uint32_t cairn__view_folded(const struct cairn__view *dst, bool *a
     return folded;
 }
 
-/* Whether a pass computes in f64 with what is stored as t; otherwise in f32. */
+/* Whether a pass computes in f64 with values stored as t; otherwise it computes in f32. */
 static inline bool cairn__needs_f64(cairn_dtype t) {
     return t == CAIRN_F64 || t == CAIRN_I32 || t == CAIRN_I64;
 }
