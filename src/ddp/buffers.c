@@ -1,4 +1,5 @@
-/* Rank 0's buffers to all: packed, so that a forward has one collective for them, and none where there are none. */
+/* Broadcasts rank 0's buffers. They are packed, so a forward needs one collective for them, or none if the model has
+ * no buffers. */
 #include <stdint.h>
 
 #include "ddp/context.h"
@@ -6,13 +7,13 @@
 #include "core/status.h"
 #include "device/device.h"
 
-/* A buffer of the model that takes part. */
+/* A buffer of the model that is sent. */
 struct part {
     void *data;
     size_t offset, nbytes; /* in the packed memory */
 };
 
-/* The i-th buffer behind those that take *end bytes; false where it is each rank's own. */
+/* Places the i-th buffer at *end, which is advanced; false if the buffer is not sent. */
 static bool place(const struct ddp_context *d, size_t i, size_t *end, struct part *out) {
     enum { LINE = 64 };
     const char *name = NULL;
@@ -62,8 +63,8 @@ out:
     return st;
 }
 
-/* Source: torch/nn/parallel/distributed.py, DistributedDataParallel.forward: require_forward_param_sync. Torch sends
- * buffers under no_grad too, once, and waits in vain for a rank without a batch to evaluate. */
+/* Source: torch/nn/parallel/distributed.py, DistributedDataParallel.forward: require_forward_param_sync. Torch also
+ * sends buffers once under no_grad, and then hangs if a rank has no batch to evaluate. */
 cairn_status cairn__ddp_buffers_forward(struct ddp_context *d) {
     const bool due =
         !d->set->keeps_buffers && d->options.broadcast_buffers == CAIRN_ON && cairn_group_size(d->channel) > 1;

@@ -1,4 +1,5 @@
-/* Communication hooks. A hook that only names a type changes what travels; one with a begin replaces the all-reduce. */
+/* Communication hooks. A hook that only names a type changes the type that is sent; one with begin replaces the
+ * all-reduce. */
 #include <stdio.h>
 #include <string.h>
 

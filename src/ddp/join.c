@@ -1,5 +1,5 @@
-/* Uneven inputs: a rank that has none takes the same steps as the others, with gradients of zero, so that there is one
- * way through a step, in which ranks cannot diverge. */
+/* Uneven inputs: a rank without input takes the same steps as the others, with gradients of zero. All ranks run the
+ * same calls in a step and cannot diverge. */
 #include "comm/group.h"
 #include "core/status.h"
 #include "ddp/context.h"
@@ -9,7 +9,7 @@ cairn_status ddp_join(ddp_context *ddp, int have_input, int *active) {
     uint8_t mine = have_input != 0, all[CAIRN__MAX_RANKS];
     int num_active = 0, first = -1, first_without = -1; /* the lowest ranks with input, and without; -1 = none */
     cairn_status st = CAIRN_OK;
-    TRY(cairn__ddp_check_between("ddp_join", ddp)); /* buckets under way have their divisor */
+    TRY(cairn__ddp_check_between("ddp_join", ddp)); /* buckets in flight have their divisor already */
     TRY(cairn__group_exchange(ddp->channel, all, &mine, sizeof(mine)));
     const int p = cairn_group_size(ddp->channel);
     for (int r = p; r-- > 0;) {

@@ -6,7 +6,7 @@
 #include "ddp/context.h"
 #include "kernels/kernels.h"
 
-#define REDUCTION UINT64_MAX /* what nn gives no backward as its number */
+#define REDUCTION UINT64_MAX /* a number that nn gives to no backward */
 
 cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context *d) {
     REQUIRE(!d->set->in_backward, CAIRN_ESTATE,
@@ -52,7 +52,7 @@ out:
     return st;
 }
 
-/* Gradients of all ranks travel at one scale, which a rank knows by its last loss. */
+/* All ranks send their gradients at one loss scale, which a rank knows from its last loss. */
 static cairn_status check_had_backward(const struct ddp_context *d) {
     uint8_t all[CAIRN__MAX_RANKS], mine = d->set->backward != REDUCTION;
     int with = -1, without = -1;
@@ -68,7 +68,7 @@ out:
     return st;
 }
 
-/* A backward that reaches nothing: what takes part is what was unsynced. */
+/* Runs a backward that reaches nothing, in which only the unsynced gradients take part. */
 static cairn_status run_backward_of_unsynced(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = d->set;

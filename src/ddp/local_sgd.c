@@ -155,8 +155,7 @@ out:
 
 /* ---- averages of weights ---- */
 
-/* What can be said of the call before it is known whether weights are averaged in this step. *out: also where that is
- * refused. */
+/* Checks what does not depend on whether weights are averaged in this step. *out is set even if the call is refused. */
 static cairn_status read_average(const struct ddp_context *d, int64_t step,
                                  const struct ddp_weights_average_options *given,
                                  struct ddp_weights_average_options *out) {

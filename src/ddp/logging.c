@@ -307,7 +307,7 @@ static bool is_special(const char *path) {
     return stat(path, &about) == 0 && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode);
 }
 
-/* A file under a name that others may foresee must be new: in a folder that they share, a link may stand there. */
+/* is_new: the file must not exist yet, because others may foresee its name and put a link there in a shared folder. */
 static FILE *open_temporary(const char *path, bool is_new) {
     if (is_new) (void)unlink(path); /* of an earlier process with this number */
     const int fd = open(path, is_new ? O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC : O_WRONLY | O_CLOEXEC, 0666);
@@ -370,8 +370,8 @@ static void leave_file(ddp_context *d) {
     clear(&d->log.path);
 }
 
-/* Many programs end without destroying anything. So the file is written as training goes: after iterations 1, 2, 4, 8,
- * ..., that short runs leave one, and every second. No part of an iteration has the time that takes. */
+/* Many programs end without destroying anything, so the file is written during training: after iterations 1, 2, 4, 8,
+ * ..., so that short runs leave one, and every second. The time this takes counts in no part of an iteration. */
 static void leave_file_if_due(ddp_context *d) {
     const uint64_t n = (uint64_t)d->times.iteration;
     if (!d->log.path.used) return;

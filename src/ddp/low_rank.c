@@ -19,7 +19,7 @@ static void product(struct cairn_device *d, struct cairn__view c, struct cairn__
     d->math->product(d, &c, &a, &b);
 }
 
-/* column -= its projection on the columns before. */
+/* column -= its projection on the `count` columns before it. */
 static void subtract_projections(struct cairn_device *d, const float *before, int64_t count, float *column, int64_t n,
                                  const struct cairn__low_rank_room *room) {
     const struct cairn__item item = {.n = (size_t)n, .dst = column, .x = room->column, .y = column};
@@ -41,8 +41,8 @@ static struct cairn__view repeated(double *x, int64_t n) {
     return v;
 }
 
-/* before: its norm before projections were subtracted. A column of which less than rounding is left becomes 0: what is
- * left has no direction of its own. 0 / least is 0, and NaN stays. */
+/* before: the column's norm before projections were subtracted. A column becomes 0 if no more than rounding errors are
+ * left of it, since these have no direction of their own. 0 / least is 0, and NaN stays. */
 static void normalize(struct cairn_device *d, float *column, int64_t n, double epsilon, double *before, double *after) {
     const double rounding = 0x1p-20, least = 1e-300;
     const struct cairn__view x = cairn__view_dense(column, CAIRN_F32, 1, &n);

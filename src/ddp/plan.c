@@ -1,5 +1,5 @@
-/* Planning buckets. Items are laid out one after the other; a bucket of their type is open until it holds enough, and
- * gets its number at the end, by the item that completed it. */
+/* Plans buckets. Items are laid out one after the other. The open bucket of a type takes items until it holds enough;
+ * its number is known at the end, from the item that completed it. */
 #include "ddp/plan.h"
 
 #include <stdlib.h>
@@ -9,12 +9,12 @@
 
 enum { LEAST_PIECE = 64 << 10 };
 
-/* A bucket while it is made. */
+/* A bucket under construction. */
 struct draft {
     struct cairn__ddp_bucket bucket;
     size_t held;     /* elements without padding */
     size_t last;     /* when its last item comes */
-    size_t opened;   /* its place among the drafts */
+    size_t opened;   /* its index among the drafts */
     size_t numbered; /* [opened]: its number */
 };
 
@@ -22,8 +22,8 @@ struct drafting {
     const struct cairn__ddp_limits *limits;
     struct draft *drafts;
     size_t count, capacity;
-    size_t open[CAIRN_U8 + 1]; /* [dtype] place + 1 of the draft that is open; 0 = none */
-    bool began[CAIRN_U8 + 1];  /* [dtype] there has been one */
+    size_t open[CAIRN_U8 + 1]; /* [dtype] index + 1 of the open draft; 0 = none */
+    bool began[CAIRN_U8 + 1];  /* [dtype] the first draft has been closed */
 };
 
 /* Every item begins on a cache line, so that backward's stores into one never touch another's. */
@@ -56,7 +56,7 @@ static bool is_full(const struct drafting *d, const struct draft *draft) {
     return draft->held * cairn_dtype_nbytes(dtype) >= (d->began[dtype] ? limits->nbytes : limits->first_nbytes);
 }
 
-/* Elements of a piece; all of the item where it is not split. */
+/* Elements of a piece; item->n if the item is not split. */
 static size_t piece_of(const struct cairn__ddp_limits *limits, const struct cairn__ddp_item *item) {
     const size_t most = limits->nbytes > LEAST_PIECE ? limits->nbytes : LEAST_PIECE;
     const size_t fits = most / cairn_dtype_nbytes(item->dtype);
@@ -117,7 +117,7 @@ cairn_status cairn__ddp_plan_make(const struct cairn__ddp_item *items, size_t co
         TRY(add_item(&d, &plan, &items[i], k, &plan.places[i]));
     }
     for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) close_draft(&d, &plan, t);
-    /* The pieces of an item are completed by it alone, and so keep together. */
+    /* The buckets of an item's pieces are all completed by that item, so they stay consecutive. */
     TRY(cairn__calloc(d.count, sizeof(plan.buckets[0]), (void **)&plan.buckets));
     if (d.count) qsort(d.drafts, d.count, sizeof(d.drafts[0]), by_completion);
     for (size_t b = 0; b < d.count; b++) {

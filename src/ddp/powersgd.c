@@ -1,8 +1,8 @@
-/* The hook of PowerSGD (cairn/powersgd.h). A bucket begins with P and what is not compressed, which travel together
- * while backward goes on; it is finished with Q. Both lie one bucket after the other in group memory.
+/* The hook of PowerSGD (cairn/powersgd.h). begin sends a bucket's P and what is not compressed together, while backward
+ * continues; finish sends Q. Both are in group memory, one bucket after the other.
  *
- * Errors and Q of a backward are put beside those of the last one and take their place when it has settled, and was
- * finite: a step that is skipped leaves them as they were. */
+ * The errors and Q of a backward are kept beside those of the last one, and replace them once the backward has settled
+ * and was finite: a skipped step leaves them as they were. */
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@
 
 /* A shared parameter. */
 struct matrix {
-    struct cairn__low_rank shape; /* rank 0: it travels as it is */
+    struct cairn__low_rank shape; /* rank 0: it is sent uncompressed */
     float *q;                     /* [rank][cols]; NULL = not yet, or not wanted */
     float *error;                 /* [n]; NULL = not yet, or without error feedback */
     float *input;                 /* [n] gradient + error of this backward, and then its error; NULL = not yet */
@@ -127,8 +127,8 @@ out:
     return st;
 }
 
-/* Every rank makes columns orthonormal and expands P Q^T itself, which other kernels round otherwise. The number of
- * threads, which may end the device's text, changes no bit. */
+/* Every rank orthonormalizes columns and expands P Q^T itself, and different kernels round differently. The number of
+ * threads, with which the device's text may end, changes no bit. */
 static cairn_status agree_on_kernels(const struct ddp_context *d) {
     enum { NBYTES = 256 };
     char mine[NBYTES] = {0}, *all = NULL;
@@ -210,7 +210,7 @@ out:
     return st;
 }
 
-/* ---- where things lie ---- */
+/* ---- layout of group memory ---- */
 
 struct place {
     size_t sent, q; /* elements of both */
@@ -223,7 +223,7 @@ static void pass_by(const struct ddp_context *d, size_t s, struct place *at) {
     at->q += q_size(shape);
 }
 
-/* Where bucket b begins: behind those before it. */
+/* Where bucket b begins: after the buckets before it. */
 static struct place begin_of(const struct ddp_context *d, size_t b) {
     struct place at = {0, 0};
     for (size_t i = 0; i < b; i++) {
@@ -237,7 +237,7 @@ struct part {
     struct matrix *m;
     size_t index, n;
     void *gradient;  /* in the bucket */
-    float *sent, *q; /* P, or the gradient as it travels */
+    float *sent, *q; /* P, or the gradient as it is sent */
 };
 
 static struct part part_of(const struct ddp_context *d, const struct ddp_bucket *bucket, size_t k, struct place *at) {
@@ -255,15 +255,15 @@ static struct part part_of(const struct ddp_context *d, const struct ddp_bucket 
     return part;
 }
 
-/* ---- a bucket on its way out ---- */
+/* ---- begin: a bucket is sent ---- */
 
 /* What the bucket's gradient, multiplied by the loss scale, is multiplied by; NULL = 1. */
 static const float *unscaling(const struct ddp_context *d) {
     return d->set->scale ? &d->set->scale->factor : NULL;
 }
 
-/* Once a backward. Ranks that are not counted by an average send their errors all the same: what all have lost of the
- * sum is what has not been applied times the divisor. */
+/* Runs once per backward. Ranks that an average does not count send their errors, too: what all ranks have lost of the
+ * sum is what was not applied, times the divisor. */
 static void start(struct ddp_context *d) {
     struct cairn__powersgd *p = d->powersgd;
     struct cairn_device *device = device_of(d);
@@ -349,7 +349,7 @@ out:
     return st;
 }
 
-/* ---- and back ---- */
+/* ---- finish: a bucket is expanded ---- */
 
 static cairn_status make_qs(struct ddp_context *d, const struct ddp_bucket *bucket) {
     const struct cairn__powersgd *p = d->powersgd;
@@ -375,7 +375,7 @@ out:
     return st;
 }
 
-/* The gradient becomes P Q^T, rounded and scaled as it was, and input what is left of it. */
+/* Sets the gradient to P Q^T, rounded and scaled as it was, and input to the error that remains. */
 static void expand(struct ddp_context *d, const struct part *part, cairn_dtype dtype) {
     const struct cairn__powersgd *p = d->powersgd;
     struct cairn_device *device = device_of(d);
@@ -511,7 +511,7 @@ static void loaded(struct ddp_context *d, const struct cairn__entries *entries) 
     struct cairn_device *device = device_of(d);
     const bool found = cairn__entries_find(entries, "powersgd.iterations") != NULL;
     p->iterations = found ? cairn__entries_i64(entries, "powersgd.iterations") : 0;
-    /* A matrix of which the state has nothing begins as anew. */
+    /* A matrix that the state does not have starts afresh. */
     for (size_t i = 0; i < d->num_shared; i++) {
         const struct cairn__param *param = d->shared[i].param;
         const struct matrix *m = &p->matrices[param->index];

@@ -52,7 +52,7 @@ out:
 
 /* ---- waiting ---- */
 
-/* What no_sync has kept counts as well. */
+/* Unsynced gradients count as well. */
 static bool has_come(const struct ddp_context *d, size_t s) {
     return d->slots[s].arrived || cairn__grad_is_unsynced(d->slots[s].param->gradient);
 }

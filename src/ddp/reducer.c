@@ -1,8 +1,8 @@
-/* The reducer: gradients are written into buckets by backward and reduced over the ranks while it goes on.
+/* The reducer: backward writes gradients into buckets, which are reduced over the ranks while backward continues.
  *
- * Buckets go out strictly in order 0, 1, 2, ... on every rank, whatever the order in which they fill, so that all ranks
- * issue the same sequence; a full bucket waits for its predecessors. A bucket that is not ready when backward ends goes
- * out then, with zeros for the gradients that were not written. A failure inside backward is kept, and returned when
+ * Every rank launches buckets strictly in order 0, 1, 2, ..., whatever the order in which they fill, so all ranks issue
+ * the same sequence; a full bucket waits for its predecessors. A bucket that is not full when backward ends is launched
+ * then, with zeros for the gradients that were not written. A failure inside backward is kept, and returned when
  * backward settles. */
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static struct cairn_device *device_of(const struct ddp_context *d) {
     return d->set->env->device;
 }
 
-/* NULL where all gradients of the type are empty. */
+/* NULL if all gradients of the type are empty. */
 static void *arena_at(const struct ddp_context *d, cairn_dtype dtype, size_t element) {
     char *arena = d->arenas[dtype];
     return arena ? arena + element * cairn_dtype_nbytes(dtype) : NULL;
@@ -139,7 +139,7 @@ static void use_layout(struct ddp_context *d, struct layout *l) {
     begin_round(d);
 }
 
-/* Times have room for the larger of both plans: which of them is used, another rank may decide. */
+/* Times get room for the larger of both plans, because another rank may decide which one is used. */
 static cairn_status make_plan(struct ddp_context *d, const size_t *order, struct layout *out) {
     cairn_status st = CAIRN_OK;
     TRY(make_layout(d, order, out));
@@ -168,7 +168,7 @@ static void free_arenas(struct ddp_context *d, void **arenas) {
     }
 }
 
-/* On every rank or on none. */
+/* Succeeds on every rank or on none. */
 static cairn_status alloc_arenas(struct ddp_context *d, const struct cairn__ddp_plan *plan, void **arenas) {
     cairn_status st = CAIRN_OK;
     for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
@@ -186,7 +186,7 @@ static void point_into_arenas(struct ddp_context *d) {
     }
 }
 
-/* Gradients from before are forgotten: they are this rank's alone, and lie outside of the arenas. */
+/* Forgets earlier gradients, which are this rank's alone and outside the arenas. */
 static void enter_arenas(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) cairn__params_forget(&d->slots[s].param, 1);
     point_into_arenas(d);
@@ -196,7 +196,7 @@ static void leave_arenas(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         struct cairn__param *p = d->slots[s].param;
         if (!d->slots[s].in_place) continue;
-        cairn__grad_place(p->gradient, NULL); /* the next backward makes one of the model's own */
+        cairn__grad_place(p->gradient, NULL); /* the next backward allocates memory of the model's */
         cairn__params_forget(&p, 1);
     }
     free_arenas(d, d->arenas);
@@ -216,9 +216,9 @@ void cairn__ddp_detach(struct ddp_context *d) {
     leave_arenas(d);
 }
 
-/* ---- gradients on their way in and out ---- */
+/* ---- gradients copied into and out of buckets ---- */
 
-/* The part of a slot that lies in a bucket, and that this rank has the average of. */
+/* Lists the part of a slot that is in the bucket and whose average this rank has. */
 static void list_part(const struct ddp_context *d, const struct cairn__ddp_bucket *bucket, size_t s,
                       struct cairn__item *item) {
     const struct cairn__param *p = d->slots[s].param;
@@ -306,7 +306,7 @@ int cairn__ddp_divisor(const struct ddp_context *d) {
     return all ? cairn_group_size(d->channel) : d->active;
 }
 
-/* Where ranks share updates each gets its slice of the bucket alone. */
+/* If ranks share updates, each gets only its slice of the bucket. */
 cairn_status cairn__ddp_reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
     struct cairn__nonfinite *const sources = cairn__ddp_nonfinite_sources(d);
     const int divisor = cairn__ddp_divisor(d);
@@ -358,9 +358,9 @@ static cairn_status finish(struct ddp_context *d, size_t b, uint32_t *found) {
 
 /* ---- losses that are infinite or NaN themselves ---- */
 
-/* The gradients need not show it, so each rank sends one word about its loss, before the buckets, so that the answer is
- * there when they are. It lies in group memory, like the buckets: reducing there needs no rank's turn on a processor
- * where there are more ranks than processors. */
+/* The gradients need not show it, so each rank sends one word about its loss. It is sent before the buckets, so that it
+ * is reduced by the time they are. It is in group memory, like the buckets: there, with more ranks than processors, a
+ * reduction need not wait until every rank gets its turn. */
 static cairn_status send_losses(struct ddp_context *d) {
     const struct cairn_param_set *set = d->set;
     const size_t n = (size_t)set->env->size;
@@ -392,7 +392,7 @@ static bool has_slots_of_now(const struct ddp_context *d) {
     return true;
 }
 
-/* As the next backward would do: the memory is about to belong to another plan. */
+/* Accumulates written gradients, as the next backward would, because another plan is about to use their memory. */
 static cairn_status accumulate_written(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_slots; s++) {
@@ -404,8 +404,8 @@ out:
     return st;
 }
 
-/* Takes from next the slots and all arrays whose length is their number; next gets those of d in return. A new slot may
- * have been written by a backward under no_sync. */
+/* Makes in next the slots of the parameters that are not frozen now, and everything sized by their number. A new slot
+ * may have been written by a backward under no_sync. */
 static cairn_status make_slots_of_now(struct ddp_context *d, struct ddp_context *next, struct layout *l) {
     cairn_status st = CAIRN_OK;
     const size_t count = d->set->count;
@@ -518,7 +518,7 @@ static void grad_ready(void *ctx, size_t index) {
     if (d->status == CAIRN_OK) cairn__ddp_arrive(d, s);
 }
 
-/* Any call may find the channel dead: the oldest bucket under way is named as the one in which it died. */
+/* Any call may find the channel dead. The message names the oldest bucket in flight as the one in which it died. */
 static cairn_status say_where(const struct ddp_context *d, cairn_status status) {
     char cause[800];
     size_t b = 0;
@@ -537,9 +537,9 @@ static cairn_status progress(void *ctx) {
     return d->status;
 }
 
-/* ---- its end ---- */
+/* ---- the end of a backward ---- */
 
-/* Nobody reduces ignored gradients, but an overflow in one must skip the step on all ranks. */
+/* Ignored gradients are not reduced, but an overflow in one must skip the step on all ranks. */
 static cairn_status agree_on_ignored(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__param_set_make_flags(d->set));
@@ -610,7 +610,7 @@ static void failed(void *ctx) {
     (void)cairn__fail(status, "%s", d->cause); /* for the user's next cairn_last_error */
 }
 
-/* It is not known which of several models the loss would have reached, so all fail that other ranks may wait for. */
+/* Which of several models the loss should have reached is unknown, so every one fails that other ranks may wait for. */
 static cairn_status no_gradient(void *ctx) {
     struct ddp_context *d = ctx;
     cairn_status st = CAIRN_OK;
@@ -642,10 +642,10 @@ void cairn__ddp_listen(struct ddp_context *d) {
     cairn__param_set_begin_listen(d->set, &d->listener, d->call);
 }
 
-/* ---- planning anew ---- */
+/* ---- rebuilding buckets ---- */
 
-/* Not where there is one bucket of each type, since order changes nothing there; not with unused parameters, which
- * would count as ready first; not once a graph was recorded, which finds the gradients where they are. */
+/* Buckets are not rebuilt if there is one per type, where order changes nothing; with unused parameters, which would
+ * count as ready first; or once a graph was recorded, which contains the gradients' addresses. */
 static bool may_rebuild(const struct ddp_context *d) {
     const struct ddp_options *o = &d->options;
     const bool guesses = o->find_unused_parameters == CAIRN_ON && o->static_graph != CAIRN_ON;

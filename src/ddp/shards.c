@@ -1,10 +1,10 @@
-/* Updates that are shared out over the ranks (ZeRO, stage 1; Rajbhandari et al. 2020, section 5.1).
+/* Updates shared among the ranks (ZeRO, stage 1; Rajbhandari et al. 2020, section 5.1).
  *
- * Every bucket has as many equal slices as there are ranks, and rank r updates what lies in slice r: at most one piece
- * of each parameter, its shard. Of masters and moments a rank has its shards alone. Behind an update every rank gets
- * the weights of all in the type that they are stored in: those of a module stand in group memory in the layout of the
- * buckets, so that a bucket's are gathered where they stand; those of the user's travel in copies. Plans are made once,
- * since slices must not move. */
+ * Every bucket has as many equal slices as there are ranks, and rank r updates what is in slice r: at most one piece of
+ * each parameter, its shard. A rank has only its own shards of masters and moments. After an update every rank gets all
+ * weights, in the type in which they are stored. A module's weights are in group memory, laid out like the buckets, so
+ * a bucket's weights are gathered in place; the user's weights are sent as copies. Buckets are planned once, because
+ * slices must not move. */
 #include "comm/group.h"
 #include "core/alloc.h"
 #include "core/log.h"
@@ -82,7 +82,7 @@ static void free_weights(struct ddp_context *d) {
 
 static void recycle_results(const struct ddp_context *d) {
     struct cairn_env *env = d->set->env;
-    if (env->begin_step) (void)env->begin_step(env); /* they may show weights where these were */
+    if (env->begin_step) (void)env->begin_step(env); /* results may be views of the weights' former memory */
 }
 
 cairn_status cairn__ddp_shards_begin(struct ddp_context *d) {
@@ -96,7 +96,7 @@ cairn_status cairn__ddp_shards_begin(struct ddp_context *d) {
         if (d->plan.arena[t])
             TRY(cairn_group_alloc(d->channel, d->plan.arena[t] * cairn_dtype_nbytes(t), &d->weights[t]));
     }
-    /* From here on nothing fails but a device that is lost. */
+    /* From here on only a lost device can fail. */
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__shard shard = shard_of(d, s, cairn_group_rank(d->channel));
         TRY(cairn__param_arrays_use(d->slots[s].param, &shard, &arrays[s]));
@@ -114,10 +114,10 @@ out:
     return st;
 }
 
-/* ---- behind an update ---- */
+/* ---- after an update ---- */
 
-/* Elements [first, first + n) of a slot's weights, between the user's memory and the copy that travels; f32 memory with
- * half values travels as these. */
+/* Copies elements [first, first + n) of a slot's weights between the user's memory and the copy that is sent; f32
+ * memory with half values is sent in the half type. */
 static void copy_part(const struct ddp_context *d, size_t s, size_t first, size_t n, bool out) {
     struct cairn_device *device = device_of(d);
     const struct cairn__param *p = d->slots[s].param;
@@ -208,7 +208,7 @@ out:
     return st;
 }
 
-/* A backend that does not check results leaves that to each rank, of its shards. */
+/* If the backend does not check results, each rank checks its shards. */
 cairn_status cairn__ddp_shards_reduced(struct ddp_context *d, uint32_t found) {
     const bool knows = d->speaks && cairn__group_checks_results(d->channel);
     cairn_status st = CAIRN_OK;

@@ -1,4 +1,4 @@
-/* What ddp saves (beside powersgd.c), and whose the entries of its parameters and buffers are. */
+/* What ddp saves (its hooks add their own), and which entries of parameters and buffers all ranks share. */
 #include <string.h>
 
 #include "comm/group.h"
@@ -7,7 +7,7 @@
 #include "ddp/context.h"
 #include "param/stateful.h"
 
-/* ---- whose ---- */
+/* ---- which entries all ranks share ---- */
 
 static bool spans_all(const struct ddp_context *d) {
     return cairn_group_size(d->channel) == d->set->env->size;
@@ -38,7 +38,7 @@ static cairn_status list(void *object, struct cairn__entries *entries) {
             d->model ? "a backward is running: save and load after the step that follows it"
                      : "gradients are being averaged: call ddp_wait, and then cairn_step");
     if (!d->listed) TRY(cairn__calloc(d->set->count, sizeof(d->listed[0]), (void **)&d->listed));
-    /* What buckets were planned by, or will be before the next backward; filled up with -1. */
+    /* The order that buckets were planned in, or will be before the next backward; padded with -1. */
     const bool comes = !d->rebuilt && d->backwards > 0 && d->num_arrived == d->num_slots;
     const size_t *order = comes ? d->order : d->planned;
     const size_t known = comes ? d->num_arrived : d->num_planned;
@@ -51,7 +51,7 @@ out:
     return st;
 }
 
-/* Into d->order: the slots, each once. false: other parameters take part now, or no order was known. */
+/* Fills d->order with the slots, each once. false: other parameters take part now, or no order was known. */
 static bool take_order(struct ddp_context *d, bool *seen) {
     for (size_t i = 0; i < d->num_slots; i++) {
         const int64_t index = d->listed[i];
@@ -72,7 +72,7 @@ static cairn_status check(const void *object, const struct cairn__entries *entri
     return d->own_hook ? d->own_hook->check(d, entries) : CAIRN_OK;
 }
 
-/* The next forward plans buckets in rank 0's order, as it does behind the first backward. */
+/* The next forward plans buckets in rank 0's order, as it does after the first backward. */
 static cairn_status loaded(void *object, const struct cairn__entries *entries) {
     struct ddp_context *d = object;
     bool *seen = NULL;

@@ -1,8 +1,8 @@
 /* Batch normalisation over ranks: combines the statistics that nn's batch_norm computes of each rank's share.
  *
- * Layers over the same ranks send through one channel, which the last of them ends. Whether there is one already is
- * agreed on, with what the layers are, before anything is changed: all ranks convert, or none. A rank that fails sends
- * that in the same message, so that none waits for it. */
+ * Layers over the same ranks share a channel, which the last of them destroys. Before anything changes, ranks agree on
+ * what the layers are, and on whether they have a channel already: all ranks convert, or none. A rank that fails sends
+ * its failure in the same message, so no rank waits for it. */
 #include "cairn/sync_batch_norm.h"
 
 #include <inttypes.h>
@@ -27,8 +27,8 @@ struct cairn__sync_channel {
 
 /* ---- numbers ---- */
 
-/* One value in all leaves no variance. The counts are on the device: they are read only where this share has so few
- * values that it may be so, and where it is, that holds on every rank. */
+/* A single value over all ranks has no variance. The counts are on the device, so they are read only if this rank's
+ * share is small enough for that; if the total is one value, every rank's share is. */
 static cairn_status check_total(cairn_group *group, const double *all, size_t stride, double values) {
     struct cairn_device *d = cairn__group_device(group);
     const int p = cairn_group_size(group);
@@ -210,7 +210,7 @@ out:
     return st;
 }
 
-/* Those that have a channel keep it. */
+/* Layers that have a channel keep it. */
 static void share(const struct layers *l) {
     const struct cairn__stats_exchange alone = {.shares = 1};
     for (size_t i = 0; i < l->count; i++) {

@@ -1,5 +1,5 @@
-/* Times. Communication is busy while at least one bucket is on its way: buckets complete in launching order, so one
- * that was launched while its predecessor travelled counts from the predecessor's completion on. */
+/* Times. Communication is busy while at least one bucket is in flight. Buckets complete in launching order, so a bucket
+ * that was launched while its predecessor was in flight counts from the predecessor's completion on. */
 #include "ddp/times.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* From begin to end; 0 where one of them has not happened, or the other way round. */
+/* ns from begin to end; 0 if one of them has not happened, or end came first. */
 static uint64_t between(uint64_t begin, uint64_t end) {
     return begin && end > begin ? end - begin : 0;
 }

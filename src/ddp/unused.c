@@ -1,8 +1,9 @@
 /* Which parameters take part in a backward, here and on the other ranks.
  *
- * nn knows before a backward which parameters it will write. Unsynced gradients take part as well. A parameter without
- * either is an error on all ranks before anything is sent; or it counts as zero, and then maps that ranks exchange show
- * for which parameters no rank had a gradient: these are left as if there had been no backward. */
+ * nn knows before a backward which parameters it will write. Unsynced gradients take part as well. A parameter with
+ * neither is an error on all ranks before anything is sent. If the options allow it, it counts as zero instead; ranks
+ * then exchange maps, which show for which parameters no rank had a gradient. These are left as if there had been no
+ * backward. */
 #include <stdio.h>
 #include <string.h>
 
@@ -69,7 +70,7 @@ size_t cairn__ddp_name_slots(const struct ddp_context *d, cairn__ddp_slot_test i
     return count;
 }
 
-/* Before anything arrives: what this backward has for the slot. */
+/* Whether this backward will have a gradient for the slot; known before any arrives. */
 static bool is_coming(const struct ddp_context *d, size_t s) {
     const struct cairn__param *p = d->slots[s].param;
     return cairn__param_is_reached(p) || cairn__grad_is_unsynced(p->gradient);
@@ -99,7 +100,7 @@ static bool has_gone(const struct ddp_context *d, size_t s) {
 
 /* ---- the beginning ---- */
 
-/* A loss of zero stands in for any graph. */
+/* ddp_zero_loss stands in for any graph, so it is not compared. */
 static cairn_status compare_graphs(struct ddp_context *d) {
     char names[CAIRN__DDP_NAMES_NBYTES];
     if (!is_on(d->options.static_graph) || d->zero_loss) return CAIRN_OK;
@@ -116,7 +117,7 @@ static cairn_status compare_graphs(struct ddp_context *d) {
     return CAIRN_OK;
 }
 
-/* Slots to which no gradient comes in this backward: they arrive with their unsynced sum, or empty. */
+/* Lets the slots that get no gradient in this backward arrive, with their unsynced sum or empty. */
 static cairn_status let_missing_arrive(struct ddp_context *d, cairn__ddp_slot_test comes_later) {
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_slots; s++) {
@@ -142,7 +143,7 @@ static bool never(const struct ddp_context *d, size_t s) {
     return false;
 }
 
-/* Where a map comes with every backward, before its buckets: then some of them need not be sent. */
+/* Whether ranks exchange maps in every backward before its buckets, some of which then need not be sent. */
 static bool asks_first(const struct ddp_context *d) {
     return d->model && is_on(d->options.skip_all_reduce_unused_params) && is_on(d->options.find_unused_parameters) &&
            !is_on(d->options.static_graph);
@@ -183,7 +184,7 @@ cairn_status cairn__ddp_unused_rest(struct ddp_context *d) {
         d->slots[s].used = slot->arrived || cairn__grad_is_unsynced(slot->param->gradient);
     }
     cairn_status st = CAIRN_OK;
-    /* Nothing more comes that it could be added to. */
+    /* No gradient will come that the unsynced sum could be added to. */
     for (size_t i = 0; i < d->num_ignored; i++) {
         struct cairn__grad *g = d->ignored[i]->gradient;
         if (cairn__grad_is_unsynced(g)) TRY(cairn__grad_write_unreached(g));
@@ -193,7 +194,8 @@ out:
     return st;
 }
 
-/* A static graph's map is that of the first backward; of more, where a rank had no input in it. */
+/* Whether ranks exchange maps at the end of this backward: for a static graph in the first one only, or until every
+ * rank has had input. */
 static bool asks_last(const struct ddp_context *d) {
     if (d->reducer || !is_on(d->options.static_graph)) return allows_unused(d) && !asks_first(d);
     return !d->all_know_graph;

@@ -1,10 +1,10 @@
-/* Rank 0's weights to all. A collective has the same price for one number as for thousands, so small tensors are packed
- * into a block of group memory, and large ones are sent where they are. */
+/* Broadcasts rank 0's weights. A collective costs as much for one number as for thousands, so small tensors are packed
+ * into a block of group memory; large ones are sent in place. */
 #include "core/status.h"
 #include "ddp/context.h"
 #include "device/device.h"
 
-enum { BLOCK = 1 << 20, LARGE = BLOCK / 8 }; /* bytes; what is LARGE or more goes by itself */
+enum { BLOCK = 1 << 20, LARGE = BLOCK / 8 }; /* bytes; a tensor of LARGE or more is sent alone */
 
 /* The f32 values, from which half weights are rounded. */
 static void *values_of(const struct cairn__param *p) {
@@ -19,7 +19,7 @@ static size_t nbytes_of(const struct cairn__param *p) {
     return p->n * cairn_dtype_nbytes(dtype_of(p));
 }
 
-/* In a block. */
+/* Bytes in a block; 0 = it is sent alone. */
 static size_t packed_nbytes(const struct cairn__param *p) {
     return nbytes_of(p) < LARGE ? nbytes_of(p) : 0;
 }
@@ -37,7 +37,7 @@ out:
     return st;
 }
 
-/* The small ones of slots first to end - 1. */
+/* Sends the small tensors of the shared parameters first to end - 1. */
 static cairn_status broadcast_packed(struct ddp_context *d, void *block, size_t first, size_t end, size_t nbytes) {
     cairn_status st = CAIRN_OK;
     const bool is_root = cairn_group_rank(d->channel) == 0;

@@ -13,7 +13,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     return CAIRN_OK;
 }
 
-/* Zeros whatever dy is: an infinite scale does not make NaNs of them. */
+/* Zeros whatever dy is, so an infinite scale does not turn them into NaN. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     struct cairn_device *d = cairn__node_device(node);
     cairn_status st = CAIRN_OK;
