@@ -200,8 +200,6 @@ out:
     return st;
 }
 
-/* ---- f64: plain loops, k in order ---- */
-
 /* ---- the pass ---- */
 
 /* A sum of nothing: every element of C, whose batch may be empty where it is summed. */
@@ -240,7 +238,7 @@ void cairn__cpu_product(struct cairn_device *d, const struct cairn__view *c, con
         (void)cairn__cpu_is_ok(cpu, by_engine(cpu, &p));
         return;
     }
-    for (int64_t i = 0; i < p.products; i++) {
+    for (int64_t i = 0; i < p.products; i++) { /* plain loops, k in order */
         struct cairn__matrix x[OPERANDS];
         matrices_at(&p, i, x);
         cairn__product_f64(p.m, p.n, p.k, x[A].at, x[B].at, writable(&x[C]), x[C].at.row, i % p.terms != 0);

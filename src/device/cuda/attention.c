@@ -87,10 +87,10 @@ static char *at(const struct heads *x, int64_t head, int64_t row) {
 /* ---- scratch ---- */
 
 static void divide(struct work *w) {
-    /* Scores and the like of one row. */
     const int64_t r = (int64_t)w->r_nbytes, own = w->type == w->r ? 0 : (int64_t)w->nbytes;
-    const int64_t element = w->backward ? r + (int64_t)w->nbytes + (w->slopes ? r + own : 0) : r + own;
-    const int64_t fit = most(MAX_SCRATCH / (w->stride * element), 1);
+    /* Of a score, and of what is computed from it. */
+    const int64_t score_nbytes = w->backward ? r + (int64_t)w->nbytes + (w->slopes ? r + own : 0) : r + own;
+    const int64_t fit = most(MAX_SCRATCH / (w->stride * score_nbytes), 1); /* rows of scores */
     if (fit < w->t) {
         const int64_t whole = fit < ROWS ? fit : fit / ROWS * ROWS;
         w->block_heads = 1;
