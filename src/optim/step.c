@@ -81,8 +81,9 @@ static void run_lists(struct cairn_optimizer *o, const struct cairn__param_group
 static void measure_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
     if (!cairn__rule_measures(&group->rule)) return;
     run_lists(o, group, device_of(o)->passes->measure);
+    if (group->rule.kind != CAIRN__OPTIM_LAMB) return;
     /* From here on LAMB's direction takes the gradient's place. */
-    for (size_t i = group->first; group->rule.kind == CAIRN__OPTIM_LAMB && i < group->first + group->count; i++) {
+    for (size_t i = group->first; i < group->first + group->count; i++) {
         struct cairn__optim_item *item = &o->arrays.items[i];
         if (o->arrays.keys[i] < 0) continue;
         item->grad = item->state[2];
