@@ -89,14 +89,16 @@ static cairn_status list_frozen(struct cairn_param_set *set, struct cairn__entri
     TRY(check_name_is_free(set, CAIRN__ENTRY_REQUIRES_GRAD));
     TRY(cairn__grow((void **)&set->listed, &set->listed_capacity, set->count + 1, sizeof(set->listed[0])));
     for (size_t i = 0; i < set->count; i++) set->listed[i] = cairn__param_requires_grad(set->params[i]);
-    for (size_t i = 0; entries->is_part && i < set->count; i++) {
+    if (!entries->is_part) {
+        TRY(cairn__entries_add_host_array(entries, cairn__params_entry_owner(set->params, set->count), CAIRN_U8, 1,
+                                          shape, set->listed, CAIRN__ENTRY_REQUIRES_GRAD));
+        return CAIRN_OK;
+    }
+    for (size_t i = 0; i < set->count; i++) {
         const struct cairn__param *p = set->params[i];
         TRY(cairn__entries_add_i64(entries, cairn__param_entry_owner(p), cairn__param_requires_grad(p), "%s.%s",
                                    CAIRN__ENTRY_REQUIRES_GRAD, p->name));
     }
-    if (entries->is_part) return CAIRN_OK;
-    TRY(cairn__entries_add_host_array(entries, cairn__params_entry_owner(set->params, set->count), CAIRN_U8, 1, shape,
-                                      set->listed, CAIRN__ENTRY_REQUIRES_GRAD));
 out:
     return st;
 }
