@@ -52,7 +52,7 @@ static cairn_status by_ring(cairn_group *group, float *x, float *room, size_t n)
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
     const size_t part = n / (size_t)p;
     cairn_status st = CAIRN_OK;
-    for (int hop = 0; hop < p - 1; hop++) { /* sums: the last one added up here is that of part rank + 1 */
+    for (int hop = 0; hop < p - 1; hop++) { /* the last hop completes the sum of part rank + 1 */
         float *mine = x + (size_t)((rank - hop + p) % p) * part, *next = x + (size_t)((rank - hop - 1 + p) % p) * part;
         TRY(pass_on(group, mine, room, part));
         add(next, room, part);

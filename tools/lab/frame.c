@@ -10,7 +10,7 @@
 enum {
     GAP = 6,   /* between a tick's label and its axis */
     LINE = 18, /* from one line of text to the next */
-    TAG = 12,  /* room of a mark's letter */
+    TAG = 12,  /* space for a mark's letter */
     Y_TICKS = 6,
 };
 
@@ -18,7 +18,7 @@ char mark_letter(size_t mark) {
     return (char)('a' + mark);
 }
 
-/* The place after so many letters. */
+/* Skips this many letters, which may have several bytes each. */
 static const char *skip_letters(const char *text, size_t letters) {
     for (; *text && letters > 0; letters--) {
         do text++;
@@ -30,7 +30,7 @@ static const char *skip_letters(const char *text, size_t letters) {
 void frame_text(FILE *out, double x, double y, double room, const char *more, const char *text) {
     char *clean = clean_text(text), *cut = NULL;
     const double letter = text_width("m", FONT), width = text_width(clean, FONT);
-    if (width > room) { /* of "encoder.layer.3.weight" the end says most */
+    if (width > room) { /* keep the end, which says most in "encoder.layer.3.weight" */
         const size_t letters = (size_t)(width / letter + 0.5),
                      fits = room > 2 * letter ? (size_t)(room / letter) - 1 : 1;
         if (asprintf(&cut, "…%s", skip_letters(clean, letters - fits)) < 0) must(NULL);
@@ -57,13 +57,13 @@ static void open_svg(const struct frame *f, const char *class) {
     free(title);
 }
 
-/* The axis' name with its unit; ticks that are powers of two show theirs. */
+/* The axis's name with its unit, or without it if the ticks are powers of two, which show the unit. */
 static void name_axis(const struct frame *f, size_t column, const struct axis *axis, char label[160]) {
     if (axis->is_power) snprintf(label, 160, "%s", f->view->table->columns[column].name);
     else column_label(f->view->table, column, label);
 }
 
-/* Ticks of the axis below, those whose labels fit beside one another, and the axis' name. */
+/* Draws the x axis: its name, and those ticks whose labels do not overlap. */
 static void write_x_axis(const struct frame *f, const char *label) {
     struct tick ticks[AXIS_MAX_TICKS];
     double taken = 0;
@@ -124,7 +124,7 @@ void frame_begin(struct frame *f, FILE *out, const struct view *v, double width,
     write_x_axis(f, x_label);
 }
 
-/* The name of a place of bars. */
+/* Writes the name next to a group of bars. */
 static void write_place(const struct frame *f, size_t i) {
     char text[32];
     const char *name = key_text(&f->view->places, i, text);
@@ -144,11 +144,11 @@ void frame_begin_bars(struct frame *f, FILE *out, const struct view *v, double w
     f->name_height = widest > 0.42 * width ? FONT + 3 : 0;
     f->each = bars + f->name_height;
     f->left = f->name_height > 0 ? GAP + 2 : ceil(widest + GAP + 2);
-    f->right = width - 60; /* a bar's number stands behind it */
+    f->right = width - 60; /* leaves space for the number after each bar */
     f->top = LINE + GAP + (count_marks(v, true) ? TAG + 2 : 0);
     f->bottom = f->top + f->each * (double)v->places.count;
     f->height = f->bottom + GAP + FONT + LINE + GAP;
-    if (f->x.log) axis_settle(&f->x, 0.1, false); /* the least bar has a length */
+    if (f->x.log) axis_settle(&f->x, 0.1, false); /* so that the shortest bar is visible */
     else axis_settle(&f->x, 0, true);
     f->x.begin = f->left;
     f->x.end = f->right;
@@ -159,19 +159,19 @@ void frame_begin_bars(struct frame *f, FILE *out, const struct view *v, double w
     for (size_t i = 0; i < v->places.count; i++) write_place(f, i);
 }
 
-/* Where marks' letters stand along one side. */
+/* Positions of marks' letters along one side. */
 struct letters {
     double at[LAB_MAX_MARKS];
     size_t count;
 };
 
-/* A free place for a letter at `at` or beside it, towards the middle. */
+/* Returns `at`, or the nearest free position for a letter towards the middle. */
 static double place_letter(struct letters *letters, double at, double middle) {
     const double step = at > middle ? -TAG : TAG;
     for (size_t i = 0; i < letters->count; i++) {
-        if (fabs(letters->at[i] - at) > TAG - 0.5) continue; /* a sum of both may be rounded down */
+        if (fabs(letters->at[i] - at) > TAG - 0.5) continue; /* the sum at[i] + step may have been rounded */
         at = letters->at[i] + step;
-        i = (size_t)-1; /* those before may stand there */
+        i = (size_t)-1; /* compare with all letters again: an earlier one may be there */
     }
     return letters->at[letters->count++] = at;
 }

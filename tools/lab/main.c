@@ -1,7 +1,7 @@
-/* cairn-lab: experiments about loss scaling and half types, and what a training recorded, as numbers and pictures.
+/* cairn-lab: experiments about loss scaling and half types, and recorded trainings, as numbers and pictures.
  *
- *   experiment   what experiments are made of    result       what one has found
- *   experiments  the list of them                store        results as files, with their description
+ *   experiment   interface of experiments        result       tables and findings of one
+ *   experiments  the list of experiments         store        results as files, with their description
  *   run          options, and one run            page         the report, with figures by chart
  *   commands     list, run and report            trained      what CAIRN_LAB=folder recorded, as a result */
 #include <stdio.h>

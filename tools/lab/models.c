@@ -74,7 +74,7 @@ static void add_conv(cairn_env *env, cairn_module *m, struct net *net) {
 
 /* ---- encoder ---- */
 
-/* Part `which` of q, k and v: [B, TOKENS, 3 EMBEDDED] to [B, HEADS, TOKENS, EMBEDDED / HEADS]. */
+/* Selects q, k or v: [B, TOKENS, 3 EMBEDDED] to [B, HEADS, TOKENS, EMBEDDED / HEADS]. */
 static cairn_tensor *heads_of(const struct net *net, const char *name, cairn_tensor *qkv, int64_t which) {
     cairn_tensor *x = cairn_slice(qkv, 2, which * EMBEDDED, (which + 1) * EMBEDDED, 1);
     x = cairn_transpose(cairn_reshape(x, CAIRN_SHAPE(-1, TOKENS, HEADS, EMBEDDED / HEADS)), 1, 2);
@@ -153,7 +153,7 @@ static const struct cairn_module_ops block_ops = {.struct_size = sizeof(block_op
                                                   .forward = forward_block,
                                                   .destroy = cairn__free};
 
-/* A failure among the children shows in their parent's end. */
+/* If a child cannot be created, cairn_module_add_child returns NULL, and the block is destroyed. */
 static cairn_module *make_block(cairn_env *env, int64_t in, int64_t out, int64_t stride) {
     struct net *net = NULL;
     if (cairn__calloc(1, sizeof(*net), (void **)&net) != CAIRN_OK) return NULL;

@@ -12,7 +12,7 @@
 #include "cairn/version.h"
 #include "core/status.h"
 
-enum { MOST_ROWS = 1000 }; /* of a table in the page; its file has all */
+enum { MOST_ROWS = 1000 }; /* rows of a table that the page shows; the table's file has all */
 
 static void put(FILE *out, const char *text) {
     char *clean = clean_text(text);
@@ -57,7 +57,7 @@ static void put_table(FILE *out, const struct lab_table *t) {
 
 /* ---- pictures ---- */
 
-/* A name that may be broken behind its dots. */
+/* Writes a name that lines may break after its dots. */
 static void put_name(FILE *out, const char *name) {
     char *clean = clean_text(name);
     for (char *part = clean, *end; *part; part = end) {
@@ -131,7 +131,7 @@ static void put_fact(FILE *out, const char *name, const char *text) {
     fputs("</dd>\n", out);
 }
 
-/* As a shell reads one word. */
+/* Quotes a text so that a shell reads it as one word. */
 static void put_word(FILE *out, const char *text) {
     char letter[2] = "";
     if (*text && !text[strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/+-=,:@%")]) {
@@ -146,7 +146,7 @@ static void put_word(FILE *out, const char *text) {
     fputs("'", out);
 }
 
-/* The command that makes this result again; a recorded training has none. */
+/* Writes the command that reproduces this result; a recorded training has none. */
 static void put_command(FILE *out, const char *folder, const struct lab_result *r) {
     if (!result_setting(r, "seed")) return;
     fprintf(out, "<dt>command</dt><dd><code>cairn-lab run %s", r->name);
@@ -161,7 +161,7 @@ static void put_command(FILE *out, const char *folder, const struct lab_result *
     fputs("</code></dd>\n", out);
 }
 
-/* Facts of a recorded training. */
+/* Writes the facts of a recorded training. */
 static void put_settings(FILE *out, const struct lab_result *r) {
     if (r->num_settings == 0 || result_setting(r, "seed")) return;
     fputs("<dt>facts</dt><dd>", out);

@@ -13,12 +13,12 @@
 #include "core/alloc.h"
 #include "core/status.h"
 
-/* Where a line stands, and of which rank it is. */
+/* The position of a line, and the rank that wrote it. */
 struct place {
     const char *file;
     size_t line;
     int rank;
-    bool is_first; /* of the files */
+    bool is_first; /* the first of the files */
 };
 
 static cairn_status refuse_line(const struct place *p, const char *why) {
@@ -28,7 +28,7 @@ static cairn_status refuse_line(const struct place *p, const char *why) {
 
 /* ---- finding and making entries ---- */
 
-/* Steps name the tensors in one order, so the search begins behind the last that was found. */
+/* Every step lists the tensors in the same order, so the search starts after the last one found. */
 static cairn_status find_tensor(struct record *r, enum tensor_kind kind, const char *name, struct tensor_record **out) {
     cairn_status st = CAIRN_OK;
     for (size_t k = 0; k < r->num_tensors; k++) {
@@ -83,7 +83,7 @@ out:
 
 /* ---- lines ---- */
 
-/* A number, or what stands for one that JSON does not have. */
+/* A number, or a text such as "inf" in place of a number that JSON cannot represent. */
 static double number_of(const json_t *value) {
     const char *text = json_string_value(value);
     if (!text) return json_is_number(value) ? json_number_value(value) : NAN;
@@ -139,7 +139,7 @@ out:
     return st;
 }
 
-/* "grad/0.weight" is the kind and "0.weight", "grad@1/0.weight" the kind and "0.weight @1". False: another kind. */
+/* "grad/0.weight" gives GRAD and "0.weight", "grad@1/0.weight" GRAD and "0.weight @1". False for unknown kinds. */
 static bool read_name(const char *text, enum tensor_kind *kind, char name[512]) {
     static const char *const words[NUM_KINDS] = {[GRAD] = "grad",
                                                  [GRAD_BEFORE] = "grad_before",
@@ -241,7 +241,7 @@ static int is_of_rank(const struct dirent *e) {
     return digits > 0 && strcmp(e->d_name + n + digits, ".jsonl") == 0;
 }
 
-/* Ranks in their order: a number of fewer digits is less. */
+/* Sorts by rank: a number with fewer digits is smaller. */
 static int compare_files(const struct dirent **a, const struct dirent **b) {
     const size_t m = strlen((*a)->d_name), n = strlen((*b)->d_name);
     return m != n ? (m > n) - (m < n) : strcmp((*a)->d_name, (*b)->d_name);

@@ -1,4 +1,4 @@
-/* Exponents over the steps, as heat maps; and of parameters as a table. */
+/* Exponents over the steps as heat maps, and those of parameters as a table too. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "recorded.h"
 #include "core/alloc.h"
 
-enum { MOST_COLUMNS = 60 }; /* steps that a panel shows; more are added up */
+enum { MOST_COLUMNS = 60 }; /* columns of a panel; if there are more steps, a column sums several */
 
 enum tensor_kind recorded_gradients(const struct record *record) {
     for (size_t i = 0; i < record->num_tensors; i++) {
@@ -22,7 +22,7 @@ enum tensor_kind recorded_gradients(const struct record *record) {
 struct ranked {
     const struct tensor_record *tensor;
     double lost;
-    size_t place; /* in the files */
+    size_t place; /* index in the record */
 };
 
 static int compare_ranked(const void *a, const void *b) {
@@ -68,7 +68,7 @@ static int compare_steps(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The different steps of a tensor, sorted; to be freed by cairn__free. */
+/* The distinct steps of a tensor, sorted; free them with cairn__free. */
 static cairn_status list_steps(const struct tensor_record *t, int64_t **out, size_t *count) {
     const cairn_status st = cairn__calloc(t->count, sizeof(**out), (void **)out);
     *count = 0;
@@ -81,8 +81,8 @@ static cairn_status list_steps(const struct tensor_record *t, int64_t **out, siz
     return st;
 }
 
-/* Of many steps several share a column. Records of a step follow one another on each rank, those of other ranks later
- * in the list. */
+/* If there are many steps, several share a column. The list has all records of one rank, then those of the next rank,
+ * so the records of one step are adjacent only within a rank. */
 static void put_tensor(struct lab_result *r, struct lab_table *table, const struct tensor_record *t) {
     int64_t *steps = NULL;
     size_t count = 0;

@@ -1,4 +1,5 @@
-/* What f16 would lose and skip at each loss scale, the parameters that lose most, and the reduction. */
+/* The gradients that f16 would lose and the steps it would skip at each loss scale, the parameters that lose most, and
+ * the reduction. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,11 +10,11 @@
 #include "recorded.h"
 #include "core/alloc.h"
 
-enum { MOST_SCALE = 24 }; /* 2^24 is the largest that is drawn, as apex's largest */
+enum { MOST_SCALE = 24 }; /* exponent of the largest scale drawn, 2^24, apex's maximum */
 
 /* ---- steps that overflow ---- */
 
-/* The least exponent of a scale at which a recorded step overflows. */
+/* The smallest exponent of a scale at which a recorded step overflows. */
 struct step_limit {
     int64_t step;
     int limit;
@@ -24,7 +25,8 @@ struct limits {
     size_t count, room;
 };
 
-/* The scale at which this record overflows: the one it was made with, where it did. */
+/* The exponent of the smallest scale at which this record overflows. If it did overflow, that is the scale of the
+ * training. False for a record of zeros. */
 static bool limit_of(const struct exponents *e, int *limit) {
     int most;
     const bool overflowed = e->inf + e->nan > 0;
@@ -44,7 +46,7 @@ static bool is_gradient(enum tensor_kind kind) {
     return kind != ACTIVATION;
 }
 
-/* One for each step that has gradients: the least of its tensors and ranks. */
+/* The limit of each step that has gradients: the smallest one over its tensors and ranks. */
 static cairn_status find_limits(const struct record *record, struct limits *l) {
     cairn_status st = CAIRN_OK;
     size_t n = 0;
@@ -67,7 +69,7 @@ static cairn_status find_limits(const struct record *record, struct limits *l) {
     return st;
 }
 
-/* Which per cent of the steps a scale of 2^k skips. */
+/* The percentage of steps that overflow at a scale of 2^k. */
 static double skipped_percent(const struct limits *l, int k) {
     size_t skipped = 0;
     for (size_t i = 0; i < l->count; i++) skipped += l->at[i].limit <= k;
@@ -167,7 +169,7 @@ static void put_parameter(struct lab_table *t, const struct tensor_record *p) {
     lab_put(t, b.nan);
 }
 
-/* The records with an infinity or a NaN at the first step that has any: where an overflow begins. */
+/* Reports where overflows begin: the records with an infinity or a NaN at the first step that has any. */
 static void say_overflow(struct lab_result *r, const struct record *record) {
     const struct tensor_record *where = NULL;
     const struct exponents *first = NULL;

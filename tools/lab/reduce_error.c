@@ -40,7 +40,7 @@ static float add_in_tree(cairn_dtype wire, const float *x, int p) {
     return sums[0];
 }
 
-/* Of element i of n. */
+/* Returns the sum of element i of n; a ring starts it at a rank that depends on i. */
 static float reduce(enum lab_reduction reduction, cairn_dtype wire, const float *x, int p, size_t i, size_t n) {
     switch (reduction) {
     case LAB_RANK_ORDER:

@@ -9,21 +9,21 @@
 #include "core/alloc.h"
 #include "core/status.h"
 
-/* A copy; NULL where there is none, or memory ran out. */
+/* Returns a copy; NULL if text is NULL or memory has run out. */
 static char *copy_text(cairn_status *failed, const char *text) {
     char *copy = NULL;
     if (text && *failed == CAIRN_OK) *failed = cairn__strdup(text, &copy);
     return copy;
 }
 
-/* Room for one more element; false after a failure. */
+/* Makes room for one more element; false after a failure. */
 static bool grow(cairn_status *failed, void *array, size_t *room, size_t count, size_t nbytes) {
     void **at = array;
     if (*failed == CAIRN_OK) *failed = cairn__grow(at, room, count + 1, nbytes);
     return *failed == CAIRN_OK;
 }
 
-/* Names are names of files and of places in a page. */
+/* Names become file names and anchors in a page. */
 static bool is_plain(const char *name) {
     for (const char *c = name; *c; c++) {
         if (!isalnum((unsigned char)*c) && *c != '-') return false;
@@ -120,7 +120,7 @@ struct lab_table *result_add_table(struct lab_result *r, const char *name, const
     return t;
 }
 
-/* The next cell of a column of that kind. */
+/* Appends a cell, whose column must be of this kind. */
 static struct lab_cell *next_cell(struct lab_table *t, bool is_text) {
     if (!t || *t->failed != CAIRN_OK) return NULL;
     const struct lab_column *column = &t->columns[t->num_cells % t->num_columns];

@@ -22,7 +22,7 @@ const struct lab_option *run_options(const struct lab_experiment *e, size_t *cou
 
 /* ---- values ---- */
 
-/* "0.5", "64K"; false where the text is no number. */
+/* Reads "0.5" or "64K"; false if the text is not a number. */
 static bool read_number(const char *text, double *number) {
     static const char units[] = "KMG";
     char *end = NULL;
@@ -141,7 +141,7 @@ void lab_picture(struct lab_run *run, const struct lab_picture *picture) {
     result_add_picture(&run->result, picture);
 }
 
-/* A formatted sentence, which becomes a finding. */
+/* Formats a sentence and adds it as a finding. */
 static void add_sentence(struct lab_run *run, enum lab_verdict verdict, const char *format, va_list args) {
     char *text = NULL;
     if (vasprintf(&text, format, args) < 0) must(NULL);

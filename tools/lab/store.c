@@ -16,7 +16,7 @@
 
 static const char DESCRIPTION[] = "result.json";
 
-enum { MOST_NBYTES = 1 << 28 }; /* of a file that is read */
+enum { MOST_NBYTES = 1 << 28 }; /* size limit of files to read */
 
 cairn_status store_path(char path[STORE_PATH_NBYTES], const char *folder, const char *name) {
     const int n = snprintf(path, STORE_PATH_NBYTES, "%s/%s", folder, name);
@@ -35,7 +35,7 @@ out:
     return st;
 }
 
-/* Makes a folder and those above it. */
+/* Makes a folder and its parents. */
 static cairn_status make_folders(const char *path) {
     char copy[STORE_PATH_NBYTES];
     const int n = snprintf(copy, sizeof(copy), "%s", path);
@@ -95,7 +95,8 @@ out:
     return st;
 }
 
-/* The cell at *text, which goes on behind it and its comma or line end; in place. NULL: the quotes do not end. */
+/* Unquotes the cell at *text in place and moves *text past it and its comma or line end. NULL if a quote is not closed
+ * or text follows the closing quote. */
 static char *take_cell(char **text, bool *ends_row) {
     char *cell = *text, *from = cell, *to = cell;
     const bool is_quoted = *from == '"';
@@ -107,7 +108,7 @@ static char *take_cell(char **text, bool *ends_row) {
     } else {
         from = to = from + strcspn(from, ",\n");
     }
-    if (*from && *from != ',' && *from != '\n') return NULL; /* behind a quoted cell */
+    if (*from && *from != ',' && *from != '\n') return NULL; /* text after a closing quote */
     *ends_row = *from != ',';
     if (*from) from++;
     *text = from;
@@ -117,7 +118,7 @@ static char *take_cell(char **text, bool *ends_row) {
 
 static cairn_status read_rows(const char *path, char *text, struct lab_table *t) {
     bool ends_row = false;
-    while (*text && !ends_row) { /* the headings, which the description has */
+    while (*text && !ends_row) { /* skips the headings, which the description has too */
         if (!take_cell(&text, &ends_row)) return cairn__fail(CAIRN_EINVAL, "%s: its first line does not end", path);
     }
     for (size_t i = 0; *text; i++) {

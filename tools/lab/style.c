@@ -1,8 +1,8 @@
 #include "style.h"
 
-/* Every colour is a variable with two values. Pictures come in two widths, of which one is shown: letters are then as
- * large on a phone as on a desktop. s: lines, p: fills, d: dashes, h: levels of heat maps, g: grid, a: axes, m: marks,
- * n: names of axes. */
+/* Every colour is a variable with a light and a dark value. Each picture exists in two widths, one of which is
+ * shown: letters are then as large on a phone as on a desktop. s: lines, p: fills, d: dashes, h: levels of heat maps,
+ * g: grid, a: axes, m: marks, n: names of axes. */
 const char style_sheet[] =
     ":root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--edge:#d0d7de;--card:#f6f8fa;"
     "--good:#116329;--bad:#b3261e;--link:#0b57b8;--heat:#0b57b8;"

@@ -27,7 +27,7 @@ void recorded_say(struct lab_result *r, const char *format, ...) {
 
 /* ---- scalars ---- */
 
-/* "observe", "loss" becomes "observe-loss", and what is no letter or digit "-". */
+/* "observe" and "loss" become "observe-loss"; characters other than letters and digits become "-". */
 static void name_scalar(const struct scalar_record *s, size_t index, char name[128]) {
     snprintf(name, 100, "%s-%s", s->room, s->name);
     for (char *c = name; *c; c++) {
@@ -35,7 +35,7 @@ static void name_scalar(const struct scalar_record *s, size_t index, char name[1
         if (!is_plain) *c = '-';
     }
     const size_t n = strlen(name);
-    snprintf(name + n, 128 - n, "-%zu", index); /* names may differ in what became "-" alone */
+    snprintf(name + n, 128 - n, "-%zu", index); /* two names may differ only in characters that became "-" */
 }
 
 static bool is_of_twin(const struct scalar_record *s) {
@@ -43,7 +43,7 @@ static bool is_of_twin(const struct scalar_record *s) {
            strncmp(s->name, "lost_to_inf/", strlen("lost_to_inf/")) == 0;
 }
 
-/* A table, and a picture of it where is_drawn. */
+/* Adds a table, and a picture of it if is_drawn. */
 static void add_scalar(struct lab_result *r, const struct scalar_record *s, size_t index, bool is_drawn) {
     char name[128], title[300];
     double least = HUGE_VAL, most = 0;
@@ -108,7 +108,7 @@ static int compare_most(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* What half gradients lost against those of an f32 twin: of each parameter the most at one step. */
+/* What half gradients lost relative to those of an f32 twin: for each parameter, the most at any step. */
 static void add_twin(struct lab_result *r, const struct record *record) {
     static const char *const kinds[] = {"lost_to_zero/", "lost_to_inf/"};
     static const char *const words[] = {"to 0", "to infinity or NaN"};
@@ -142,7 +142,7 @@ static void add_twin(struct lab_result *r, const struct record *record) {
 }
 
 void recorded_scalars(struct lab_result *r, const struct record *record) {
-    size_t drawn = 0; /* a program may have hundreds: the others are tables alone */
+    size_t drawn = 0; /* a program may have hundreds of scalars; only tables are written for the rest */
     for (int rank = 0; rank <= 5; rank++) {
         for (size_t i = 0; i < record->num_scalars; i++) {
             const struct scalar_record *s = &record->scalars[i];

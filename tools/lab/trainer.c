@@ -8,7 +8,7 @@
 
 static const double momentum = 0.9;
 
-/* Pictures beyond any training's. */
+/* Test pictures, with numbers that no training reaches. */
 static const uint64_t first_tested = UINT64_C(1) << 40;
 
 static void show_errors(void *cookie, cairn_log_level level, const char *message) {
@@ -100,7 +100,7 @@ out:
     return st;
 }
 
-/* A backward of scale * loss that amp knows nothing of, whose gradients stand in the parameters. */
+/* Runs backward on scale * loss without amp. The parameters hold the gradients afterwards. */
 static cairn_status backward_alone(struct lab_trainer *t, double scale) {
     cairn_zero_grad(t->optimizer);
     return cairn_backward(cairn_mul_scalar(loss_of(t), scale));
@@ -131,8 +131,8 @@ out:
 
 int lab_cliff(double greatest) {
     int k;
-    const double part = frexp(65520 / greatest, &k); /* 65520 / greatest = part 2^k, part in [1/2, 1) */
-    return part > 0.5 ? k - 1 : k - 2;               /* at a power of two, 2^(k-1) times greatest is 65520 itself */
+    const double part = frexp(65520 / greatest, &k); /* 65520 / greatest = part * 2^k, part in [1/2, 1) */
+    return part > 0.5 ? k - 1 : k - 2;               /* part = 1/2: 2^(k-1) * greatest is 65520, which overflows */
 }
 
 cairn_status lab_trainer_test(struct lab_trainer *t, double *loss, double *right) {

@@ -42,7 +42,7 @@ void column_label(const struct lab_table *t, size_t column, char label[160]) {
     snprintf(label, 160, c->unit && c->unit[0] ? "%s, %s" : "%s", c->name, c->unit);
 }
 
-/* Cells are the table's: their texts are not copied. column: NULL = there is one key for all rows. */
+/* The keys refer to the table's cells and do not copy their texts. column: NULL = one key for all rows. */
 static cairn_status collect(struct keys *keys, const struct lab_table *t, const char *column) {
     const size_t rows = table_rows(t), c = column ? table_column(t, column) : 0;
     cairn_status st = CAIRN_OK;
@@ -65,7 +65,7 @@ static int compare_numbers(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The different values of a column that have a place, sorted; of exponents all between the first and the last. */
+/* The distinct values of a column that the axis can show, sorted; for exponents, all from the first to the last. */
 static cairn_status sort_values(const struct view *v, size_t column, const struct axis *axis, double **out,
                                 size_t *count) {
     const size_t rows = table_rows(v->table);

@@ -12,7 +12,7 @@ static cairn_status copy(void *ctx, struct cairn_custom_array *y, const struct c
     return CAIRN_OK;
 }
 
-/* Called where dx is wanted alone: there is one input. */
+/* There is one input, so this is called only if its dx is needed. */
 static cairn_status copy_and_look(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
                                   const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
     (void)y, (void)x;
@@ -66,7 +66,7 @@ void lab_look_for_greatest(void *greatest, const char *place, bool is_param, cai
     const uint16_t *x = dx;
     uint16_t most = 0;
     if (dtype != CAIRN_F16) return;
-    for (size_t i = 0; i < n; i++) { /* magnitudes of f16 are in the order of their bits, NaN above infinity */
+    for (size_t i = 0; i < n; i++) { /* f16 magnitudes order like their bits, NaN above infinity */
         const uint16_t magnitude = x[i] & 0x7fffu;
         if (magnitude > most) most = magnitude;
     }

@@ -2,11 +2,11 @@
 
 #include "core/philox.h"
 
-/* Periods in a picture, along and down. */
+/* Periods across and down a picture. */
 static const int frequency[LAB_CLASSES][2] = {{1, 0}, {0, 1}, {1, 1}, {1, -1}, {2, 0},
                                               {0, 2}, {2, 1}, {1, 2}, {2, -1}, {1, -2}};
 
-/* Of a standard normal. */
+/* Standard deviation of the normal noise. */
 static const float noise = 1.5f;
 
 void lab_wave(uint64_t seed, uint64_t number, float pixels[LAB_PIXELS], int64_t *class) {

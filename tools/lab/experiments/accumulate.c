@@ -1,4 +1,4 @@
-/* Sums that are rounded after every addition: where they stop growing, and what f32 and random rounding do about it. */
+/* Sums that are rounded after every addition: where they stop growing, and how f32 and stochastic rounding help. */
 #include <math.h>
 
 #include "core/alloc.h"
@@ -15,10 +15,10 @@ static const struct lab_option options[] = {{"terms", "1048576", "how many numbe
                                              .kind = LAB_WHOLE, .least = 16, .most = 1 << 20},
                                             {0}};
 
-/* How a sum is kept. */
+/* The type and rounding of a running sum. */
 static const struct keeper {
     const char *name;
-    cairn_dtype dtype; /* 0: Cairn's kernel for f16 arrays, which adds in f32 and f64 */
+    cairn_dtype dtype; /* 0 = Cairn's kernel for f16 arrays, which adds in f32 and f64 */
     enum lab_rounding rounding;
 } keepers[] = {{"f16", CAIRN_F16, LAB_NEAREST},
                {"bf16", CAIRN_BF16, LAB_NEAREST},
@@ -26,7 +26,7 @@ static const struct keeper {
                {"f32", CAIRN_F32, LAB_NEAREST},
                {"f16 array in f32 blocks", 0, LAB_NEAREST}};
 
-/* Numbers of f16, so that every keeper adds the same. */
+/* The numbers are exact in f16, so that every keeper adds the same ones. */
 static void fill(uint16_t *x, size_t n, bool equal, uint64_t seed) {
     for (size_t i = 0; i < n; i++) {
         const struct cairn__philox_block block = cairn__philox(seed, i / 4, 0);
@@ -34,7 +34,7 @@ static void fill(uint16_t *x, size_t n, bool equal, uint64_t seed) {
     }
 }
 
-/* Relative errors after 2, 4, 8, ... terms, and the sum of all. */
+/* Adds rows with relative errors after 2, 4, 8, ... terms; returns the sum of all terms. */
 static double put_errors(struct lab_table *table, const struct keeper *keeper, const char *data, const uint16_t *x,
                          size_t n, uint64_t seed) {
     const struct cairn__kernels *kernels = cairn__kernels_cpu(cairn__cpu_features());
@@ -112,7 +112,7 @@ static cairn_status run(struct lab_run *run) {
                                            .x_log = 2,
                                            .y_log = 10});
     check_closed_forms(run);
-    if (n >= 1 << 17) { /* by then f16 has met the term that it cannot add */
+    if (n >= 1 << 17) { /* enough terms for the f16 sum to have stopped growing */
         lab_check(run, kept[1][0] == 2048,
                   "the f16 sum of %zu uniform numbers stays at %g: none of them is above half "
                   "of 2",

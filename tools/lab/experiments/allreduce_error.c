@@ -1,4 +1,4 @@
-/* What the order of additions over ranks, and the type that travels, do to a sum. */
+/* How the order of additions over ranks and the type that is sent change the error of a sum. */
 #include <math.h>
 
 #include "core/status.h"
@@ -11,8 +11,8 @@ static const struct lab_option options[] = {{"ranks", "1024", "simulated: 2, 4, 
                                              .least = 1024, .most = 1 << 20},
                                             {0}};
 
-/* Within what the measured growth may differ from the predicted one: the error of one rounding, relative to the number,
- * is itself between 2^-12 and 2^-11 of it in f16, by where the number is between powers of two. */
+/* Allowed relative difference between measured and predicted growth. The largest relative error of one rounding in f16
+ * itself varies between 2^-12 and 2^-11, depending on where the number lies between two powers of two. */
 static const double allowed = 0.25;
 
 static void put(struct lab_table *table, cairn_dtype wire, int p, const struct lab_reduce_error *e, double one) {
@@ -26,7 +26,7 @@ static void put(struct lab_table *table, cairn_dtype wire, int p, const struct l
     }
 }
 
-/* Of the largest number of ranks. one: the error of one rounding, that of two ranks. */
+/* Checks the largest number of ranks. one: the error of one rounding, as measured with two ranks. */
 static void check(struct lab_run *run, cairn_dtype wire, int p, const struct lab_reduce_error *e, double one) {
     for (int k = 0; k < LAB_REDUCTIONS; k++) {
         const double growth = sqrt(lab_reduce_growth((enum lab_reduction)k, wire, p)), is = e[k].relative / one;

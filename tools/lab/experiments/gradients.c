@@ -1,4 +1,4 @@
-/* Histograms of gradients over a training: what f16 can hold of them, and which scale would help. */
+/* Histograms of gradients during a training: the part that f16 can represent, and the scale that would help. */
 #include <math.h>
 
 #include "core/half.h"
@@ -15,7 +15,7 @@ static const struct lab_option options[] = {
 enum { LOOKS = 5, WEIGHTS = 0, ACTIVATIONS, KINDS };
 static const char *const kinds[KINDS] = {"weights", "activations"};
 
-/* Scales whose loss is predicted from the histogram, and counted. */
+/* Scales at which the lost gradients are both predicted from the histogram and counted. */
 static const int scales[] = {0, 8, 16};
 static const char *const scale_names[] = {"1", "2^8", "2^16"};
 enum { SCALES = sizeof(scales) / sizeof(scales[0]) };
@@ -26,7 +26,7 @@ struct look {
     struct counted {
         struct cairn_exponents exponents;
         uint64_t nonzero;
-        /* When they are rounded to f16; and of these the ties between 0 and its least, which lie on a binade's edge. */
+        /* Rounded to f16, at each scale. ties: those halfway between 0 and the least f16, at the edge of a binade. */
         uint64_t become_zero[SCALES], ties[SCALES];
     } of[KINDS];
 };
@@ -63,7 +63,7 @@ static void put_histogram(struct lab_table *table, int64_t step, int kind, const
     }
 }
 
-/* Of a scale: the predicted share and the counted one, which must be the same elements. */
+/* Adds the predicted and the counted share at each scale; *holds: both count the same number of elements. */
 static cairn_status put_lost(struct lab_table *table, int64_t step, int kind, const struct counted *c, bool *holds) {
     cairn_status st = CAIRN_OK;
     for (int s = 0; s < SCALES; s++) {

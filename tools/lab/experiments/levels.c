@@ -32,12 +32,12 @@ enum { O0, O1_F16, O1_BF16, O2_F16, O2_BF16, O3_F16, O3_BF16, LEVELS };
 
 struct result {
     double loss, right;
-    double ms;  /* of a step, the median */
-    double kib; /* that the training holds */
+    double ms;  /* median time of a step */
+    double kib; /* memory that the training holds */
     int64_t skipped;
 };
 
-/* Bytes that the program has of malloc. */
+/* Bytes that the program has allocated with malloc. */
 static double held(void) {
     const struct mallinfo2 m = mallinfo2();
     return (double)m.uordblks + (double)m.hblkhd;
@@ -48,7 +48,7 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static const double first_rate = 4e-3; /* from there linearly to 0 */
+static const double first_rate = 4e-3; /* decreases linearly to 0 */
 
 static cairn_status train(struct lab_run *run, enum lab_model model, const struct level *level, size_t steps,
                           struct result *out) {
@@ -133,7 +133,7 @@ static cairn_status run(struct lab_run *run) {
     lab_hide_warnings();
     for (int m = 0; m < 3; m++) {
         if (strcmp(which, "all") != 0 && strcmp(which, lab_model_name(models[m])) != 0) continue;
-        TRY(train(run, models[m], &levels[O0], 1, &r[O0])); /* what a process holds from then on, whatever it trains */
+        TRY(train(run, models[m], &levels[O0], 1, &r[O0])); /* allocates what a process keeps from then on */
         for (int l = 0; l < LEVELS; l++) {
             lab_progress(run, (m * LEVELS + l) / (3.0 * LEVELS), "%s at %s", lab_model_name(models[m]), levels[l].name);
             TRY(train(run, models[m], &levels[l], (size_t)lab_whole(run, "steps"), &r[l]));

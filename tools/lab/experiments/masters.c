@@ -1,4 +1,4 @@
-/* What f32 masters are for: small updates of half weights, by learning rate and type. */
+/* Why half weights need f32 master weights: small updates are lost, depending on learning rate and type. */
 #include <math.h>
 
 #include "core/status.h"
@@ -15,10 +15,10 @@ enum { FIRST_RATE = -14 /* exponent of two */, MOST_RATES = 14 };
 
 static const struct cairn_fp8_recipe recipe = {.struct_size = sizeof(recipe)};
 
-/* How weights are kept between steps that have no masters in fp8. */
+/* How weights are stored between steps: as amp does, or in fp8 without master weights. */
 enum keep { AS_AMP_DOES, IN_E4M3, IN_E4M3_STOCHASTIC };
 
-/* What is trained, beside f32. Without masters an update is rounded to the weight's type at once. */
+/* The trainings to compare with f32. Without master weights each update is rounded to the weight's type. */
 static const struct form {
     const char *name;
     enum keep keep;
@@ -72,7 +72,7 @@ enum {
     FORMS
 };
 
-/* Every weight becomes one of E4M3, times a power of two for each tensor. */
+/* Rounds every weight to E4M3, times a power of two per tensor. */
 static cairn_status round_weights(struct lab_trainer *t, enum keep keep, int64_t step) {
     cairn_param_set *set = cairn_module_params(t->model);
     cairn_status st = CAIRN_OK;
@@ -115,7 +115,7 @@ out:
     return st;
 }
 
-/* Before any training. */
+/* The loss before training. */
 static cairn_status first_loss(struct lab_run *run, double *loss) {
     const struct lab_training how = {.model = LAB_MLP, .seed = lab_seed(run), .amp = &forms[F32].amp};
     struct lab_trainer t;
@@ -128,12 +128,12 @@ out:
     return st;
 }
 
-/* The part of f32's progress at a rate that a form makes. */
+/* The progress of a form relative to that of f32 at the same rate. */
 static double progress(double loss[FORMS][MOST_RATES], double first, int form, int rate) {
     return (first - loss[form][rate]) / (first - loss[F32][rate]);
 }
 
-/* In the middle of the rates. */
+/* Checks the middle one of the rates. */
 static void check(struct lab_run *run, double loss[FORMS][MOST_RATES], double first, int rates) {
     const int middle = rates / 2, rate = FIRST_RATE + middle;
     double of[FORMS];

@@ -1,4 +1,4 @@
-/* An overflow planted at a layer, a rank and a step: which step is skipped, and what is said of it, on every rank. */
+/* Plants an overflow at a layer, a rank and a step; checks which step every rank skips and what it reports. */
 #include <string.h>
 
 #include "core/hash.h"
@@ -14,22 +14,22 @@ static const struct lab_option options[] = {
     {"step", "3", "in which it overflows", .kind = LAB_WHOLE, .least = 1, .most = MOST_STEPS},
     {0}};
 
-/* Where the gradient of a layer's result is seen (models.c). */
+/* The place at which the gradient of a layer's result can be changed (models.c). */
 static const char *const result_of[LAYERS] = {"gelu 0", "gelu 1", "gelu 2", "scores"};
 
-static const double first_scale = 0x1p10; /* which nothing but the plant overflows */
+static const double first_scale = 0x1p10; /* only the planted gradient overflows at it */
 
 struct plant {
     const char *place;
     bool armed;
 };
 
-/* What one rank saw. */
+/* What one rank observed. */
 struct seen {
     uint64_t skipped; /* bit i: step i, from 1 */
     uint64_t layers;  /* bit l: amp_last_overflow names both parameters of layer l */
     size_t named;     /* how many parameters it names */
-    int rank;         /* whose it says the first one's gradient is */
+    int rank;         /* the rank that the first parameter's report names */
     double scale;     /* at the end */
     uint64_t weights; /* a hash of them at the end */
 };
@@ -40,7 +40,7 @@ struct job {
     struct seen seen[MOST_RANKS];
 };
 
-/* An infinity of f16 in place of one number. */
+/* Replaces one number by an f16 infinity. */
 static void plant_infinity(void *ctx, const char *place, bool is_param, cairn_dtype dtype, void *dx, size_t n) {
     const struct plant *p = ctx;
     if (p->armed && !is_param && dtype == CAIRN_F16 && n > 0 && strcmp(place, p->place) == 0) *(uint16_t *)dx = 0x7c00;
@@ -125,8 +125,8 @@ static void put(struct lab_table *table, const struct job *job, int ranks) {
     }
 }
 
-/* On every rank: that step and no other is skipped, the parameters from the first layer to the planted one are named,
- * and the rank, the scale is halved once, and weights are the same. */
+/* On every rank: only that step is skipped, the report names the parameters from the first layer to the planted one and
+ * the rank, the scale is halved once, and the weights are equal. */
 static bool is_as_expected(const struct job *job, int ranks) {
     const bool happens = job->step <= job->steps;
     bool holds = true;

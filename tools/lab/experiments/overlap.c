@@ -1,4 +1,4 @@
-/* All-reduces in time, by form, and steps whose reductions overlap with backward, beside cairn-plan's prediction. */
+/* Times all-reduces in several forms, and steps whose reductions overlap with backward; compares with cairn-plan. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -22,12 +22,12 @@ static const struct lab_option options[] = {
 
 enum { SIZES = 6, LAYERS = 6, ROWS = 64, WARM = 4, MOST_REPEATS = 1000 };
 
-/* Bytes that are reduced: 16 KiB, 64 KiB, ... 16 MiB. */
+/* Sizes of the all-reduces: 16 KiB, 64 KiB, ... 16 MiB. */
 static size_t size_at(int i) {
     return (size_t)16384 << 2 * i;
 }
 
-/* A step's reductions: with backward, in buckets of at most `cap`; or one after it. */
+/* How a step reduces: during backward in buckets of at most `cap` bytes, or all at once after it. */
 static const struct way {
     const char *name;
     size_t cap;
@@ -41,8 +41,8 @@ struct job {
     int repeats;
     int64_t width;
     uint64_t seed;
-    const char *profile; /* a file that is written; NULL = none is, and nothing else is left out */
-    double forms[LAB_FORMS][SIZES], steps[WAYS]; /* ns, medians of the slowest rank's */
+    const char *profile; /* file for ddp's profile; NULL = none: measure all forms and ways instead */
+    double forms[LAB_FORMS][SIZES], steps[WAYS]; /* ns, medians of the slowest rank */
     bool right[LAB_FORMS];
 };
 
@@ -51,7 +51,7 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Of the slowest rank, in every repeat. */
+/* The median over the repeats of the slowest rank's time. */
 static cairn_status median(cairn_group *group, double *ns, int n, double *out) {
     cairn_status st = CAIRN_OK;
     TRY(cairn_allreduce(group, ns, (size_t)n, CAIRN_F64, CAIRN_MAX, NULL));
@@ -187,8 +187,8 @@ static int rank_main(int rank, void *job) {
 
 /* ---- prediction ---- */
 
-/* What one rank alone takes, as ddp writes it: into a pipe, which holds that much, and which ends with this process
- * however it ends. */
+/* The profile of one rank alone, as ddp writes it. It is written into a pipe, which is large enough and, unlike a file,
+ * disappears when this process ends in any way. */
 static cairn_status measure_profile(const struct job *of, struct profile *out, double *step_ns) {
     char to[32], from[32];
     int ends[2] = {-1, -1};
@@ -210,7 +210,8 @@ out:
     return st;
 }
 
-/* As cairn-plan would with the all-reduces that were measured: threads add up themselves, so nothing is hidden. */
+/* Predicts as cairn-plan does, from the measured all-reduces. overlap_cost is 1: the ranks' threads compute the sums
+ * themselves, so backward hides none of their time. */
 static void predict(const struct job *job, const struct profile *profile, int ranks, double ns[WAYS]) {
     struct point points[SIZES];
     double most = 0;

@@ -1,4 +1,4 @@
-/* Adding many numbers to one sum, which is rounded after each: where a sum stops growing. */
+/* Adds many numbers to a sum that is rounded after each addition: where the sum stops growing. */
 #include <math.h>
 
 #include "core/half.h"
@@ -8,7 +8,7 @@ static const struct lab_option options[] = {{"terms", "20000", "how many numbers
                                              .least = 1, .most = 1 << 24},
                                             {0}};
 
-/* Rounds as a store of that type does. */
+/* Rounds as storing in that type does. */
 static float to_f16(float x) {
     return cairn__f16_to_f32(cairn__f32_to_f16(x));
 }

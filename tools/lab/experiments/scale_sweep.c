@@ -1,4 +1,5 @@
-/* Static loss scales from 2^-16 to 2^24: what is lost below, and the cliff above, predicted from one backward. */
+/* Static loss scales from 2^-16 to 2^24: gradients lost at small scales, and the cliff at large ones, predicted from
+ * one backward. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,8 +14,8 @@ static const struct lab_option options[] = {{"model", "all", "which is trained",
                                              .most = 1 << 20},
                                             {0}};
 
-/* Exponents of the scales. Small models have large gradients: those below 1 are what a model with gradients 2^16 times
- * smaller sees from 1 on. */
+/* Exponents of the scales. Small models have large gradients: scales below 1 show here what a model whose gradients are
+ * 2^16 times smaller shows at scales from 1 on. */
 enum { FIRST = -16, LAST = 24, SCALES = LAST - FIRST + 1 };
 
 struct sweep {
@@ -23,8 +24,8 @@ struct sweep {
     int steps;
     int predicted;                 /* the cliff: the largest exponent that does not overflow in the first step */
     bool clean[SCALES];            /* [k - FIRST] the first step, as measured */
-    int64_t skips, skips_foreseen; /* over all trainings */
-    int64_t surprises;             /* steps that were skipped and not foreseen, or the other way round */
+    int64_t skips, skips_foreseen; /* skipped steps over all trainings, and those predicted */
+    int64_t surprises;             /* steps skipped but not predicted, or the reverse */
 };
 
 static cairn_status begin(const struct sweep *s, const struct amp_scaler_options *scaler, struct lab_trainer *t) {
@@ -43,8 +44,8 @@ static cairn_status begin_twin(const struct sweep *s, struct lab_trainer *t) {
     return lab_trainer_begin(&how, t);
 }
 
-/* From the first batch's gradients under a scale that is far from the cliff, and then under one that is near it, where
- * no small term of a sum is below f16. */
+/* Predicts the cliff from the first batch's gradients: first at a scale far below the cliff, then at one near it, where
+ * small terms of sums are not lost in f16. */
 static cairn_status predict(struct sweep *s) {
     const struct amp_scaler_options one = lab_static_scale(1);
     struct lab_trainer t;
@@ -60,7 +61,7 @@ out:
     return st;
 }
 
-/* One step, foreseen and made. */
+/* Predicts whether a step overflows, then takes it. */
 static cairn_status step(struct sweep *s, struct lab_trainer *t, uint64_t batch, bool *foreseen) {
     const double scale = lab_trainer_scale(t);
     double greatest;
@@ -115,7 +116,8 @@ out:
     return st;
 }
 
-/* A dynamic scale that begins at 2^24, on one batch: it halves until the cliff, while no weight changes. */
+/* A dynamic scale that starts at 2^24, on one batch: it is halved until it reaches the cliff, and no weight changes
+ * meanwhile. */
 static cairn_status fall(struct sweep *s) {
     const struct amp_scaler_options from_above = {.struct_size = sizeof(from_above),
                                                   .kind = AMP_SCALER_APEX,

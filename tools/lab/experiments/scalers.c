@@ -1,4 +1,4 @@
-/* All loss scalers on the same trainings: gradients that stay, that spike, that grow. */
+/* All loss scalers on the same trainings, in which gradients are stationary, have spikes, or grow. */
 #include <math.h>
 #include <string.h>
 
@@ -16,16 +16,16 @@ static const struct lab_option options[] = {
 static const struct kind {
     const char *name;
     amp_scaler_kind kind;
-    bool waits; /* some steps before its scale grows */
+    bool waits; /* its scale grows only after some steps */
 } kinds[] = {{"static", AMP_SCALER_STATIC, false},     {"apex", AMP_SCALER_APEX, true},
              {"torch", AMP_SCALER_TORCH, true},        {"deepspeed", AMP_SCALER_DEEPSPEED, true},
              {"megatron", AMP_SCALER_MEGATRON, true},  {"logmax", AMP_SCALER_LOGMAX, false},
              {"histogram", AMP_SCALER_HISTOGRAM, true}};
-enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), COURSES = 3, LOOKS = 8 /* at lost gradients, a training */ };
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), COURSES = 3, LOOKS = 8 /* measurements per training */ };
 
 static const char *const courses[COURSES] = {"stationary", "spiky", "growing"};
 
-/* What the loss of a step is multiplied by: 1; 2^10 at spikes; and 2^12 at the end, from 1. */
+/* The factor by which a step's loss is multiplied: 1; 1, or 2^10 at a spike; or growing from 1 to 2^12 at the end. */
 static double factor_at(const struct lab_run *run, int course, int step) {
     const struct cairn__philox_block draw = cairn__philox(lab_seed(run), (uint64_t)step, UINT64_C(1) << 50);
     if (course == 1) return (double)cairn__uniform(draw.word[0]) * (double)lab_whole(run, "spikes") < 1 ? 0x1p10 : 1;
@@ -35,8 +35,8 @@ static double factor_at(const struct lab_run *run, int course, int step) {
 
 struct outcome {
     int64_t skipped, shrinks, surprises;
-    double lost;     /* % of gradients, in the mean of the looks */
-    double headroom; /* log2 of limit over scale, in the mean of the steps that were taken */
+    double lost;     /* % of gradients, mean of the measurements */
+    double headroom; /* log2 of limit over scale, mean of the steps taken */
     double loss;
 };
 
@@ -64,8 +64,8 @@ static void put_outcome(const struct tables *to, int course, const char *scaler,
     lab_put(to->outcomes, o->loss);
 }
 
-/* Scaled by a power of two, gradients keep the bits that the limit was found with. Others are rounded anew, by up to
- * 2^-11 of them. */
+/* At a scale that is a power of two, gradients have the same bits as when the limit was found. At other scales they are
+ * rounded differently, by up to 2^-11 of their values, and a step this near the limit is no surprise. */
 static bool is_surprise(double scale, double greatest, bool skipped) {
     int k;
     const bool near = fabs(scale * greatest / 65520 - 1) < 0x1p-10;
