@@ -17,23 +17,23 @@
 #include "core/hash.h"
 #include "core/status.h"
 
-/* What is written, and read, at once: a piece is hashed while the processor's cache has it. */
+/* Bytes written, and read, at once: a piece is hashed while it is in the processor's cache. */
 enum { PIECE = 1 << 20, READ_AT_ONCE = 1 << 18, MAX_PATH = 4096 };
-/* The disk is given work after so many bytes: it writes these while the next ones are hashed and copied, and is waited
- * for before it gets those. So fsync has little left, and the size of a file tells how far its writing is. */
+/* Writeback to the disk starts after every so many bytes, runs while the next ones are hashed and copied, and is waited
+ * for before these are handed over. So little remains for fsync, and a file's size shows its progress. */
 enum { AHEAD = 8 << 20 };
 
 struct cairn__writer {
     char *path;
-    char *written; /* the name until commit: path itself where it is written in place */
+    char *written; /* the name until commit; path itself when written in place */
     int fd;
     bool is_in_place, is_made; /* is_made: there is a file to remove */
     cairn_status failed;
-    char failure[512]; /* the words of `failed` */
+    char failure[512]; /* the message of `failed` */
     char *piece;
     size_t used;
     uint64_t nbytes;
-    uint64_t started, waited; /* of these, on their way to the disk; on it */
+    uint64_t started, waited; /* bytes whose writeback has started; bytes on the disk */
     XXH3_state_t *hash;
 };
 
@@ -43,14 +43,14 @@ static int open_folder(const char *path) {
     return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Closes it. A file system that cannot sync folders says EINVAL. */
+/* Syncs and closes the folder. File systems that cannot sync folders return EINVAL. */
 static cairn_status sync_open_folder(int fd, const char *path) {
     const int errnum = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
     close(fd);
     return errnum == 0 ? CAIRN_OK : cairn__fail_errno(errnum, "%s: bringing the folder onto the disk", path);
 }
 
-/* The folder that the path is in. */
+/* The folder that contains path. */
 static cairn_status name_above(const char *path, char above[MAX_PATH]) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
@@ -74,15 +74,15 @@ cairn_status cairn__folder_sync_above(const char *path) {
 
 /* ---- writing ---- */
 
-/* The first failure of a writer: a disk that has room again later does not make the file whole. */
+/* Records the first failure of a writer: free space that appears later does not complete the file. */
 static cairn_status fail_writer(struct cairn__writer *w, int errnum, const char *what) {
     w->failed = cairn__fail_errno(errnum, "%s: %s", w->path, what);
     strncpy(w->failure, cairn_last_error(), sizeof(w->failure) - 1);
     return w->failed;
 }
 
-/* write, by which a file-size limit is EFBIG alone: the signal that the kernel also sends to this thread is taken away
- * again, unless it was waiting before. */
+/* write without SIGXFSZ: a file-size limit returns EFBIG only. The signal that the kernel sends to this thread too is
+ * consumed, unless it was pending before. */
 static ssize_t write_without_signal(int fd, const void *data, size_t nbytes) {
     sigset_t limit, before, waiting;
     sigemptyset(&limit);
@@ -100,7 +100,7 @@ static ssize_t write_without_signal(int fd, const void *data, size_t nbytes) {
     return n;
 }
 
-/* Waiting takes an error of the disk away from fsync, which would then return 0. */
+/* Waiting here consumes an error of the disk, after which fsync would return 0, so the error must be kept. */
 static cairn_status sync_range(struct cairn__writer *w, uint64_t from, uint64_t to, unsigned how) {
     if (sync_file_range(w->fd, (off_t)from, (off_t)(to - from), how) == 0) return CAIRN_OK;
     const bool cannot = errno == ENOSYS || errno == EINVAL || errno == ESPIPE;
@@ -119,7 +119,7 @@ static cairn_status write_piece(struct cairn__writer *w, const char *data, size_
     }
     if (w->nbytes - w->started >= AHEAD) {
         cairn_status st = sync_range(w, w->started, w->nbytes, SYNC_FILE_RANGE_WRITE);
-        if (st == CAIRN_OK && w->started > w->waited) /* 0 bytes would be all that follow */
+        if (st == CAIRN_OK && w->started > w->waited) /* a length of 0 would mean up to the end of the file */
             st = sync_range(w, w->waited, w->started, SYNC_FILE_RANGE_WAIT_BEFORE);
         w->waited = w->started;
         w->started = w->nbytes;
@@ -134,7 +134,7 @@ static cairn_status flush(struct cairn__writer *w) {
     return write_piece(w, w->piece, nbytes);
 }
 
-/* Of this thread, process, machine and moment. */
+/* A number from this thread, process, machine and time. */
 static uint64_t unlike_others(void) {
     struct timespec t;
     char machine[256] = "";
@@ -177,7 +177,7 @@ cairn_status cairn__writer_write(struct cairn__writer *w, const void *data, size
     if (st != CAIRN_OK) return cairn__fail(st, "%s", w->failure);
     while (nbytes > 0) {
         const size_t room = PIECE - w->used, n = nbytes < room ? nbytes : room;
-        if (n == PIECE) { /* from where it stands */
+        if (n == PIECE) { /* without a copy */
             TRY(write_piece(w, from, n));
         } else {
             memcpy(w->piece + w->used, from, n);
@@ -194,7 +194,7 @@ out:
 cairn_status cairn__writer_finish(struct cairn__writer *w) {
     cairn_status st = w->failed;
     if (st != CAIRN_OK) return cairn__fail(st, "%s", w->failure);
-    if (w->fd < 0) return CAIRN_OK; /* the second time */
+    if (w->fd < 0) return CAIRN_OK; /* already finished */
     TRY(flush(w));
     if (fsync(w->fd) != 0) TRY(fail_writer(w, errno, "bringing it onto the disk"));
     const int fd = w->fd;
@@ -206,7 +206,8 @@ out:
     return st;
 }
 
-/* The folder is opened before: whoever has waited for the file may rename the folder as soon as it sees the name. */
+/* Opens the folder before the rename: a process that waits for the file may rename the folder as soon as the name
+ * appears. */
 static cairn_status give_name(struct cairn__writer *w) {
     char above[MAX_PATH];
     cairn_status st = CAIRN_OK;
@@ -217,7 +218,7 @@ static cairn_status give_name(struct cairn__writer *w) {
         if (folder >= 0) close(folder);
         return st;
     }
-    w->is_made = false; /* under its own name: what fails from here on leaves it whole */
+    w->is_made = false; /* it has its final name: later failures leave it complete */
     TRY(sync_open_folder(folder, above));
 out:
     return st;
@@ -254,8 +255,8 @@ struct cairn__reader {
     char *path;
     int fd;
     uint64_t nbytes;
-    uint64_t hashed;    /* bytes from the beginning */
-    XXH3_state_t *hash; /* NULL: not yet */
+    uint64_t hashed;    /* bytes hashed from the beginning */
+    XXH3_state_t *hash; /* NULL = not started */
 };
 
 static cairn_status start_hash(struct cairn__reader *r) {
@@ -271,7 +272,7 @@ cairn_status cairn__reader_open(const char *path, unsigned flags, struct cairn__
     struct stat s;
     const bool takes_link = !(flags & CAIRN__READER_NO_LINK);
     TRY(cairn__calloc(1, sizeof(*r), (void **)&r));
-    /* O_NONBLOCK: a pipe without a writer would wait. */
+    /* O_NONBLOCK: opening a pipe without a writer would block. */
     r->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | (takes_link ? 0 : O_NOFOLLOW));
     if (r->fd < 0 && errno == ELOOP && !takes_link)
         TRY(cairn__fail(CAIRN_EINVAL, "%s: a symbolic link, which is not followed here", path));
@@ -346,7 +347,7 @@ cairn_status cairn__reader_read(struct cairn__reader *r, uint64_t at, void *to, 
     while (nbytes > 0) {
         const size_t n = nbytes < READ_AT_ONCE ? nbytes : READ_AT_ONCE;
         TRY(read_piece(r, at, end, n));
-        if (r->hash && at <= r->hashed && at + n > r->hashed) { /* what of it lies at the end of what is hashed */
+        if (r->hash && at <= r->hashed && at + n > r->hashed) { /* the part that follows the hashed bytes */
             const size_t known = (size_t)(r->hashed - at);
             XXH3_64bits_update(r->hash, end + known, n - known);
             r->hashed = at + n;

@@ -1,4 +1,5 @@
-/* The folder of checkpoints. Names that begin with ".step-" are hidden: of saves under way, and of what goes. */
+/* The folder of checkpoints. Names that begin with ".step-" are hidden: saves in progress, and folders being
+ * removed. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -65,10 +66,10 @@ cairn_status cairn__checkpoint_steps(const char *dir, int64_t **steps, size_t *c
 
 /* ---- removing ---- */
 
-/* Files alone: a checkpoint has no folders, and nothing else is to be lost by a mistake. */
+/* Removes files only: a checkpoint has no folders, and a mistake must not remove anything else. */
 static cairn_status remove_folder(const char *path) {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), errnum = errno;
-    if (fd < 0 && unlink(path) == 0) return CAIRN_OK; /* a link: what it shows stays */
+    if (fd < 0 && unlink(path) == 0) return CAIRN_OK; /* a symbolic link: its target stays */
     if (fd < 0) return cairn__fail_errno(errnum, "%s", path);
     DIR *d = fdopendir(fd);
     if (!d) {
@@ -93,7 +94,7 @@ cairn_status cairn__checkpoint_remove(const char *dir, const char *path) {
     return remove_folder(hidden);
 }
 
-/* A folder of this name that someone else made stays. */
+/* Whether it is a checkpoint: a folder with this name from another program is kept. */
 static bool is_checkpoint(const char *path) {
     char manifest[CAIRN__MAX_PATH + 32];
     struct stat s;
@@ -108,13 +109,13 @@ cairn_status cairn__checkpoint_prune(const char *dir, int64_t step, int64_t keep
     cairn_status st = CAIRN_OK;
     if (keep_last <= 0) return CAIRN_OK;
     TRY(cairn__checkpoint_steps(dir, &steps, &count));
-    int64_t newer = 0; /* this one among them */
+    int64_t newer = 0; /* including this one */
     for (size_t i = count; i-- > 0;) {
         const bool stays = keep_every > 0 && steps[i] % keep_every == 0;
         if (steps[i] > step || newer++ < keep_last || stays) continue;
         cairn_status one = cairn__checkpoint_path(dir, steps[i], path);
         if (one == CAIRN_OK && is_checkpoint(path)) one = cairn__checkpoint_remove(dir, path);
-        if (one != CAIRN_OK) st = one; /* the others go all the same */
+        if (one != CAIRN_OK) st = one; /* continue with the others */
     }
 out:
     cairn__free(steps);
@@ -123,8 +124,8 @@ out:
 
 /* ---- a new one ---- */
 
-/* ".step-00000100.1a2b.partial" and ".step-00000100.gone"; ".step-00000100.old" was whole, and is what there is where a
- * program died between the two names of replace. */
+/* ".step-00000100.1a2b.partial" and ".step-00000100.gone". ".step-00000100.old" was complete, and is the only
+ * checkpoint of its step if a program died between the two renames of replace. */
 static bool is_hidden(const char *name, const char *kind) {
     if (strncmp(name, HIDDEN, strlen(HIDDEN)) != 0) return false;
     const char *digits = name + strlen(HIDDEN);
@@ -165,12 +166,12 @@ cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint6
 static cairn_status make_folder(const char *path) {
     struct stat s;
     if (mkdir(path, 0777) == 0) return cairn__folder_sync_above(path);
-    const int errnum = errno; /* not always EEXIST where it is there */
+    const int errnum = errno; /* not always EEXIST if it exists */
     const bool is_there = stat(path, &s) == 0 && (S_ISDIR(s.st_mode) || errnum == EEXIST);
     return is_there ? CAIRN_OK : cairn__fail_errno(errnum, "%s: making the folder", path);
 }
 
-/* With the folders it is in, which are touched only if one is missing. */
+/* Creates dir and its missing parents; existing ones are not touched. */
 static cairn_status make_folders(const char *dir) {
     char path[CAIRN__MAX_PATH];
     struct stat s;
@@ -205,15 +206,15 @@ void cairn__checkpoint_abandon(const char *partial) {
     (void)cairn__fail(before, "%s", cause);
 }
 
-/* The new folder is in its place; the old one, under a hidden name, is not needed any more. */
+/* The new folder is in place; the old one, under a hidden name, is no longer needed. */
 static void remove_old(const char *path) {
     if (remove_folder(path) != CAIRN_OK)
         cairn__log(CAIRN_LOG_WARNING, "cairn_state_save: the checkpoint that was replaced is not removed: %s",
                    cairn_last_error());
 }
 
-/* Where the file system cannot exchange two names (NFS), the old checkpoint has another one for a moment, from which
- * cairn__checkpoint_restore brings it back. */
+/* If the file system cannot exchange two names (NFS), the old checkpoint has another name for a moment, from which
+ * cairn__checkpoint_restore can restore it. */
 static cairn_status replace(const char *dir, const char *partial, const char *path) {
     char name[64], old[CAIRN__MAX_PATH];
     cairn_status st = CAIRN_OK;

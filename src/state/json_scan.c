@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of jansson 2.14 with glibc's malloc, for a value and its place in what holds it; a key is a text. */
+/* Bytes that jansson 2.14 needs with glibc's malloc for a value and its slot in the container; a key is a text. */
 enum { OBJECT = 224, ARRAY = 136, TEXT = 92, NUMBER = 44 };
 
 static uint64_t cost(char c, char before) {

@@ -1,5 +1,5 @@
-/* What a JSON text of strangers holds, before jansson reads it: its own limit of depth is one of its build, and it has
- * none of memory, of which it needs up to 80 times the text ("{},{},..."). */
+/* Scans an untrusted JSON text before jansson reads it. jansson's limit of depth depends on its build, and it has no
+ * limit of memory, of which it may need up to 80 times the text ("{},{},..."). */
 #ifndef CAIRN__STATE_JSON_SCAN_H
 #define CAIRN__STATE_JSON_SCAN_H
 
@@ -7,12 +7,12 @@
 #include <stddef.h>
 
 struct cairn__json_scan {
-    int depth;      /* of objects and arrays in one another */
-    size_t longest; /* elements of an array without objects and arrays in it */
+    int depth;      /* of nested objects and arrays */
+    size_t longest; /* elements of the longest array that contains no objects and arrays */
     bool is_costly; /* jansson would need more than 12 times the text and 64 MiB; names of tensors need 5 to 14 times */
 };
 
-/* Brackets in strings do not count. The text may be broken: what is found then is what stands in it. */
+/* Ignores brackets in strings. The text need not be valid JSON. */
 struct cairn__json_scan cairn__json_scan(const char *text, size_t nbytes);
 
 #endif

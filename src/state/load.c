@@ -1,4 +1,4 @@
-/* Reading a checkpoint, in four parts, after each of which all ranks agree that it went well:
+/* Loading a checkpoint, in parts, after each of which all ranks agree that it succeeded:
  *
  *   open     the manifest and the headers of the files this rank reads
  *   match    the state is listed; every entry has its source, and everything in the files has its entry
@@ -6,8 +6,8 @@
  *   read     arrays, in the order of the files, hashing on the way
  *   loaded   objects take their numbers out of the list
  *
- * Nothing of the program changes before arrays are read. What a file says is text of strangers: safetensors.c has
- * checked each header by itself, and match compares it with what the program's own objects say. */
+ * The program's state does not change before arrays are read. Files are untrusted: safetensors.c checks each header by
+ * itself, and match compares it with what the program's objects list. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ struct checkpoint {
     const char *path;
     int rank, ranks; /* the program's */
     bool is_lenient;
-    bool has_parts; /* the program's state does */
+    bool has_parts; /* the program's state has parts */
     struct cairn__manifest manifest;
     struct cairn__safetensors *shared;
     struct cairn__safetensors **own; /* [manifest.ranks]; NULL = not needed */
@@ -74,7 +74,7 @@ static bool is_part(const char *owner) {
     return owner && strcmp(owner, "part") == 0;
 }
 
-/* Of what other ranks' files have more of. */
+/* Whether the file has slices, whose other rows are in other ranks' files. */
 static bool has_pieces(const struct cairn__safetensors *file) {
     for (size_t i = 0; i < cairn__safetensors_metadata_count(file); i++) {
         const char *owner = cairn__safetensors_metadata_at(file, i).value;
@@ -126,7 +126,7 @@ static bool read_numbers_of(const char *text, const char *what, int64_t *first, 
            *whole >= *first;
 }
 
-/* The tensor of this name in one file; false where it has none. */
+/* Finds the tensor with this name in one file; false = none. */
 static bool find_in(struct cairn__safetensors *file, const char *name, struct source *out) {
     const struct cairn__safetensors_tensor *t = file ? cairn__safetensors_find(file, name) : NULL;
     if (!t) return false;
@@ -137,7 +137,7 @@ static bool find_in(struct cairn__safetensors *file, const char *name, struct so
     return true;
 }
 
-/* Where rank's part of an entry is: in the file of all, in that of a rank, or, of a part, in that of any. */
+/* Finds an entry: in the shared file, in this rank's file, or, for a part, in any rank's file. */
 static bool find_source(const struct checkpoint *c, const char *name, struct source *out) {
     if (find_in(c->shared, name, out)) return true;
     if (find_in(c->own[c->manifest.ranks == c->ranks ? c->rank : 0], name, out)) return true;
@@ -164,7 +164,7 @@ static bool has_object(const struct cairn__safetensors *file, const char *object
     return false;
 }
 
-/* Objects that stay as they are. */
+/* Marks objects that the checkpoint lacks, which do not change. */
 static void find_absent(cairn_state *state, const struct checkpoint *c) {
     const struct cairn__safetensors *own = c->own[c->manifest.ranks == c->ranks ? c->rank : 0];
     for (size_t i = 1; i < state->num_objects; i++) {
@@ -181,7 +181,7 @@ static int64_t rows_of(const struct cairn__entry *e) {
     return e->ndim ? e->shape[0] : 1;
 }
 
-/* One of both is flat: both count as rows of one element. */
+/* If either is flat, treats both as rows of one element. */
 static void flatten(const struct cairn__entry *e, struct source *s, int64_t *first, int64_t *rows, int64_t *whole) {
     const bool slices = e->owner == CAIRN__ENTRY_SLICE;
     *rows = (int64_t)(e->nbytes / cairn_dtype_nbytes(e->dtype));
@@ -194,12 +194,12 @@ static void flatten(const struct cairn__entry *e, struct source *s, int64_t *fir
     s->whole_rows = s->rows;
 }
 
-/* Where rows are elements. A slice of rows is not read by elements. */
+/* Whether rows are elements. A slice of rows is not read by elements. */
 static bool is_by_elements(const struct cairn__entry *e, const struct source *s) {
     return (e->is_flat && e->owner == CAIRN__ENTRY_SLICE && s->rows == s->whole_rows) || s->is_flat;
 }
 
-/* Parts of a slice: alike, and in the order of ranks, one behind the other, from the first row to the last. */
+/* Checks the pieces of a slice: equal types and shapes, consecutive in rank order, from the first row to the last. */
 static cairn_status match_parts(const struct checkpoint *c, const struct cairn__state_item *item,
                                 const struct source *first) {
     int64_t rows = 0;
@@ -250,7 +250,7 @@ static const struct cairn__state_item *find_item(const struct cairn__state_list 
     return bsearch(name, list->at, list->count, sizeof(list->at[0]), compare_name);
 }
 
-/* The entry would be of an object that is a part. */
+/* Whether the entry would belong to an object that is a part. */
 static bool is_of_part(const cairn_state *state, const char *name) {
     const char *slash = strchr(name, '/');
     for (size_t i = 1; slash && i < state->num_objects; i++) {
@@ -277,7 +277,7 @@ static cairn_status match_file(const struct checkpoint *c, const cairn_state *st
     return CAIRN_OK;
 }
 
-/* Entry i of all files, which every rank has open. */
+/* The name of entry i over all files, which every rank has open. */
 static const char *entry_at(const struct checkpoint *c, size_t i) {
     const struct cairn__safetensors *file = c->shared;
     for (int r = 0; i >= cairn__safetensors_count(file); r++) {
@@ -287,7 +287,7 @@ static const char *entry_at(const struct checkpoint *c, size_t i) {
     return cairn__safetensors_at(file, i)->name;
 }
 
-/* Collective, where a state has parts: a rank does not take those of others, but each is some rank's. */
+/* Collective if a state has parts: a rank does not load other ranks' parts, but some rank must load each entry. */
 static cairn_status check_all_taken(const struct checkpoint *c, const cairn_state *state,
                                     const struct cairn__state_list *list) {
     cairn_group *group = cairn_env_group(state->env);
@@ -326,11 +326,11 @@ out:
 
 struct reading {
     const struct checkpoint *c;
-    struct cairn_device *device; /* NULL = its memory is the host's */
+    struct cairn_device *device; /* NULL = arrays are in host memory */
     void *bounce;
 };
 
-/* The rows that source and entry have in common; how many comes on top of *got. */
+/* Reads the rows that source and entry have in common, and adds their number to *got. */
 static cairn_status read_rows(const struct reading *r, const struct source *given, struct cairn__entry *e,
                               int64_t *got) {
     struct source of = *given;
@@ -377,14 +377,14 @@ out:
     return st;
 }
 
-/* The numbers, or the arrays, of a file, in the order of the file. */
+/* Reads the numbers, or the arrays, of a file, in the file's order. */
 static cairn_status read_file(const struct reading *r, const struct cairn__state_list *list,
                               struct cairn__safetensors *file, bool numbers) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < cairn__safetensors_count(file); i++) {
         const struct cairn__state_item *item = find_item(list, cairn__safetensors_at(file, i)->name);
         struct source s;
-        if (!item || numbers != !item->entry->memory) continue; /* none: of an object that the program lacks */
+        if (!item || numbers != !item->entry->memory) continue; /* NULL = of an object that the program lacks */
         if (find_source(r->c, item->name, &s) && s.file == file) TRY(read_entry(r, item, &s));
     }
 out:
@@ -452,7 +452,7 @@ static cairn_status check_objects(const cairn_state *state) {
     return st;
 }
 
-/* All of them, whatever one says: some take their state together with the other ranks. The first error. */
+/* Calls `loaded` of all objects even if one fails, since some are collective. Returns the first error. */
 static cairn_status tell_objects(cairn_state *state) {
     cairn_status first = CAIRN_OK;
     char cause[1024] = "";
@@ -467,7 +467,7 @@ static cairn_status tell_objects(cairn_state *state) {
     return first == CAIRN_OK ? CAIRN_OK : cairn__fail(first, "%s", cause);
 }
 
-/* Collective: whether a rank says so. */
+/* Collective: whether any rank's `mine` is true. */
 static cairn_status any(cairn_state *state, bool mine, bool *result) {
     int32_t all[CAIRN__MAX_RANKS] = {mine}, own = mine;
     cairn_status st = CAIRN_OK;
@@ -478,16 +478,16 @@ out:
     return st;
 }
 
-/* What a load of several ranks is at, and what is known of the checkpoint. */
+/* A load of several ranks, and what is known of the checkpoint. */
 struct load {
     cairn_state *state;
     struct checkpoint c;
     struct cairn__state_list list;
-    bool broken;  /* it is not whole */
+    bool broken;  /* the checkpoint is damaged */
     bool changed; /* the state was written to */
 };
 
-/* Collective, with this rank's last error kept. */
+/* Collective. Keeps this rank's last error. */
 static cairn_status find_broken(struct load *l, cairn_status agreed, bool mine) {
     char cause[1024];
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
@@ -495,7 +495,7 @@ static cairn_status find_broken(struct load *l, cairn_status agreed, bool mine) 
     return st != CAIRN_OK ? st : cairn__fail(agreed, "%s", cause);
 }
 
-/* Collective. An error of the kind CAIRN_EINVAL is the checkpoint's fault. */
+/* Collective. CAIRN_EINVAL means that the checkpoint is damaged. */
 static cairn_status agree_on_reading(struct load *l, cairn_status st) {
     const cairn_status agreed = cairn__group_agree_on_status(cairn_env_group(l->state->env), CALL, st);
     return agreed == CAIRN_OK ? CAIRN_OK : find_broken(l, agreed, st == CAIRN_EINVAL);
@@ -515,8 +515,8 @@ static cairn_status do_nothing(void *ctx) {
     return CAIRN_OK;
 }
 
-/* Collective. An error of the kind CAIRN_EINVAL is the program's fault, or that of a header or number that was altered:
- * which of them, checksums say. They are looked at where is_asked alone, and by the ranks that failed. */
+/* Collective. CAIRN_EINVAL is caused by the program, or by an altered header or number; checksums tell which. They are
+ * checked only if is_asked, by the ranks that failed. */
 static cairn_status agree_on_fitting(struct load *l, cairn_status st, bool is_asked) {
     cairn_group *group = cairn_env_group(l->state->env);
     char cause[1024];
@@ -531,7 +531,8 @@ static cairn_status agree_on_fitting(struct load *l, cairn_status st, bool is_as
     return cairn__fail(agreed, "%s", cause);
 }
 
-/* Collective. A GPU's memory is written by the environment's own thread, which is the one that queues on the device. */
+/* Collective. A GPU's memory is written by the environment's own thread, since only that thread queues on the
+ * device. */
 static cairn_status read_together(struct load *l, cairn_status (*run)(void *ctx), void *ctx) {
     cairn_group *group = cairn_env_group(l->state->env);
     const cairn_status st = cairn__is_on_host(l->state->env->device)
@@ -540,7 +541,7 @@ static cairn_status read_together(struct load *l, cairn_status (*run)(void *ctx)
     return st == CAIRN_OK ? CAIRN_OK : find_broken(l, st, st == CAIRN_EINVAL);
 }
 
-/* Collective. latest: whether the checkpoint is whole is asked for. */
+/* Collective. latest: find out whether the checkpoint is damaged, so that an older one can be loaded. */
 static cairn_status load(struct load *l, const char *path, bool latest, int64_t *step) {
     cairn_state *state = l->state;
     struct arrays arrays = {&l->c, state->env->device, &l->list};
@@ -553,7 +554,8 @@ static cairn_status load(struct load *l, const char *path, bool latest, int64_t 
     TRY(agree_on_fitting(l, check_all_taken(&l->c, state, &l->list), latest));
     TRY(agree_on_reading(l, read_numbers(&l->c, &l->list)));
     TRY(agree_on_fitting(l, check_objects(state), latest));
-    if (latest && l->c.is_lenient) TRY(read_together(l, check_hashes, &l->c)); /* what is absent must stay */
+    /* Before any change: an object that an older checkpoint lacks must not keep values of a damaged one. */
+    if (latest && l->c.is_lenient) TRY(read_together(l, check_hashes, &l->c));
     l->changed = true;
     TRY(read_together(l, read_arrays, &arrays));
     TRY(cairn__group_agree_on_status(cairn_env_group(state->env), CALL, tell_objects(state)));
@@ -598,7 +600,7 @@ out:
     return st;
 }
 
-/* Of one that died when it replaced a checkpoint, too. */
+/* Lists the steps, after restoring a checkpoint that a program was replacing when it died. */
 static cairn_status list_own_steps(const cairn_state *state, const char *dir, int64_t **steps, size_t *count) {
     REQUIRE(dir, CAIRN_EINVAL, "cairn_state_load_latest: dir is NULL");
     REQUIRE(strlen(dir) + 64 < CAIRN__MAX_PATH, CAIRN_EINVAL, "%.200s...: the path is too long", dir);
@@ -606,7 +608,7 @@ static cairn_status list_own_steps(const cairn_state *state, const char *dir, in
     return cairn__checkpoint_steps(dir, steps, count);
 }
 
-/* Rank 0's list, on all ranks. Collective. */
+/* Collective: gives all ranks the list of rank 0. */
 static cairn_status list_steps(cairn_state *state, const char *dir, int64_t **steps, size_t *count) {
     static const char call[] = "cairn_state_load_latest";
     cairn_group *group = cairn_env_group(state->env);

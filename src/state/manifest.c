@@ -3,7 +3,7 @@
  *     {"format": "cairn checkpoint", "version": 1, "step": 100, "ranks": 2, "cairn": "0.8.0", "environment": ["..."],
  *      "files": [{"name": "shared.safetensors", "nbytes": 1234, "xxh3": "0123456789abcdef"}, ...]}
  *
- * A reader goes by format and version; other keys may be added without a new version. */
+ * Readers check format and version; other keys may be added without a new version. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
@@ -41,7 +41,7 @@ static json_t *lines(const char *text) {
     json_t *array = json_array();
     while (array && *text) {
         const size_t n = strcspn(text, "\n");
-        if (json_array_append_new(array, json_stringn(text, n)) != 0) break; /* not UTF-8: left out */
+        if (json_array_append_new(array, json_stringn(text, n)) != 0) break; /* not UTF-8: omitted */
         text += n + (text[n] == '\n');
     }
     return array;
@@ -77,7 +77,7 @@ static bool read_hex(const char *text, uint64_t *out) {
     return text[16] == 0;
 }
 
-/* A name that stays in its folder. */
+/* Whether name cannot refer to another folder. */
 static bool is_file_name(const char *name) {
     return name[0] && name[0] != '.' && !strchr(name, '/') && strlen(name) < CAIRN__MAX_FILE_NAME;
 }

@@ -1,4 +1,4 @@
-/* In place of this room where a library is missing. */
+/* Replaces this room if a library it needs is missing. */
 #include "cairn/state.h"
 #include "cairn/weights.h"
 #include "core/status.h"
@@ -23,7 +23,7 @@ cairn_status cairn_state_create(cairn_env *env, cairn_state **out) {
     return not_built("cairn_state_create");
 }
 
-/* There is no state for the others to be called with. */
+/* The other functions cannot be called, since no state can be created. */
 
 void cairn_state_destroy(cairn_state **state) {
     (void)state;

@@ -1,5 +1,5 @@
-/* Parts of what ranks have together: stages of a model, say, each on a rank or on several replicas. Parts are known by
- * name, whatever rank has them. */
+/* Parts of a whole that ranks hold together, such as stages of a model, each on one rank or on several replicas. Names
+ * identify parts, whichever rank has them. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -12,10 +12,10 @@
 
 #define CALL "cairn_state_save"
 
-/* What ranks tell each other of a part. */
+/* What ranks exchange about a part. */
 struct fact {
     uint64_t name, value; /* hashes; value 0 = not compared */
-    uint64_t item;        /* in the list of the rank */
+    uint64_t item;        /* index in the rank's list */
 };
 
 static int compare_names(const void *a, const void *b) {
@@ -41,10 +41,10 @@ static void put_facts(const struct cairn__state_list *list, const void *const *d
     qsort(facts, k, sizeof(facts[0]), compare_names);
 }
 
-/* Of two ranks that have a part the lower one, `other`, writes it. */
+/* If two ranks have a part, the lower one, `other`, writes it. */
 static cairn_status compare_with(int rank, int other, const struct fact *mine, size_t count, const struct fact *theirs,
                                  size_t their_count, struct cairn__state_list *list) {
-    size_t odd = list->count; /* the first in the list that is not equal */
+    size_t odd = list->count; /* index of the first part that differs */
     for (size_t i = 0; i < count; i++) {
         const struct fact *same = bsearch(&mine[i], theirs, their_count, sizeof(theirs[0]), compare_names);
         const size_t item = (size_t)mine[i].item;

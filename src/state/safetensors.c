@@ -1,4 +1,4 @@
-/* The safetensors format. jansson reads and writes its JSON; what it must be beyond JSON is checked here. */
+/* The safetensors format. jansson reads and writes the JSON; this file checks the format's own rules. */
 #include "state/safetensors.h"
 
 #include <inttypes.h>
@@ -10,12 +10,13 @@
 #include "state/json_scan.h"
 
 enum {
-    MAX_HEADER = 100000000, /* of the format's own library */
+    MAX_HEADER = 100000000, /* limit of the format's own library */
     MAX_DEPTH = 3,          /* {"name": {"shape": [ */
-    MAX_SIZES = 64,         /* of a shape: PyTorch's limit */
+    MAX_SIZES = 64,         /* dimensions of a shape: PyTorch's limit */
     LENGTH = 8,
-    ALIGNMENT = 64, /* of the first element: memory is copied faster between places that lie alike in a cache line */
-    SHOWN = 64,     /* characters of a stranger's text in a message */
+    /* Of the first element: copies are faster if source and destination have equal alignment to cache lines. */
+    ALIGNMENT = 64,
+    SHOWN = 64, /* characters of untrusted text in a message */
 };
 static const char METADATA[] = "__metadata__";
 
@@ -49,7 +50,7 @@ enum cairn__safetensors_type cairn__safetensors_type(cairn_dtype dtype) {
     return CAIRN__SAFETENSORS_NONE;
 }
 
-/* False where the product leaves 64 bits, or is no whole number of bytes. */
+/* False if the product overflows 64 bits, or is not a whole number of bytes. */
 static bool measure(const struct cairn__safetensors_tensor *t, uint64_t *nbytes) {
     uint64_t bits = types[row(t->type)].bits;
     for (int i = 0; i < t->ndim; i++) {
@@ -65,7 +66,7 @@ struct cairn__safetensors_writer {
     struct cairn__writer *file;
     size_t *order;
     size_t n;
-    uint64_t missing; /* bytes that are to be written yet */
+    uint64_t missing; /* bytes still to be written */
 };
 
 uint64_t cairn__safetensors_nbytes(const struct cairn__safetensors_tensor *tensor) {
@@ -73,7 +74,8 @@ uint64_t cairn__safetensors_nbytes(const struct cairn__safetensors_tensor *tenso
     return measure(tensor, &nbytes) ? nbytes : 0;
 }
 
-/* Tensors of larger elements first, else as they are: there are few sizes. */
+/* Orders tensors by element size, larger first, otherwise in the given order: one pass per size, since there are
+ * few. */
 static cairn_status order_tensors(const char *path, const struct cairn__safetensors_tensor *tensors, size_t n,
                                   size_t *order) {
     size_t used = 0;
@@ -86,7 +88,7 @@ static cairn_status order_tensors(const char *path, const struct cairn__safetens
     return CAIRN_OK;
 }
 
-/* Takes the value over. */
+/* Takes ownership of value. */
 static cairn_status put(const char *path, json_t *object, const char *key, json_t *value) {
     const bool is_twice = json_object_get(object, key) != NULL;
     if (is_twice) json_decref(value);
@@ -211,15 +213,15 @@ void cairn__safetensors_discard(struct cairn__safetensors_writer **writer) {
 
 struct cairn__safetensors {
     struct cairn__reader *reader;
-    uint64_t first;                        /* byte of the elements */
-    json_t *header;                        /* holds the texts */
-    json_t *metadata;                      /* of header; NULL where it has none */
-    struct cairn__safetensors_text *texts; /* of metadata, in its order */
+    uint64_t first;                        /* byte at which elements begin */
+    json_t *header;                        /* owns the texts */
+    json_t *metadata;                      /* in header; NULL = none */
+    struct cairn__safetensors_text *texts; /* metadata's texts, in its order */
     size_t num_texts;
     struct cairn__safetensors_tensor *at;
     size_t count;
     const struct cairn__safetensors_tensor **by_name;
-    int64_t *sizes; /* of all shapes */
+    int64_t *sizes; /* memory of all shapes */
 };
 
 static cairn_status parse(const char *path, const char *text, size_t nbytes, json_t **out) {
@@ -309,7 +311,7 @@ static cairn_status read_shape(const char *path, const json_t *described, struct
     return CAIRN_OK;
 }
 
-/* t->begin from the beginning of the elements. */
+/* Sets t->begin relative to the first element of the file. */
 static cairn_status read_offsets(const char *path, const json_t *described, struct cairn__safetensors_tensor *t) {
     const json_t *offsets = json_object_get(described, "data_offsets");
     const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
@@ -327,7 +329,7 @@ static cairn_status read_offsets(const char *path, const json_t *described, stru
 static int by_begin(const void *a, const void *b) {
     const struct cairn__safetensors_tensor *x = a, *y = b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    if (x->nbytes != y->nbytes) return x->nbytes < y->nbytes ? -1 : 1; /* empty ones first */
+    if (x->nbytes != y->nbytes) return x->nbytes < y->nbytes ? -1 : 1; /* empty tensors first */
     return strcmp(x->name, y->name);
 }
 
@@ -336,7 +338,7 @@ static int by_name(const void *a, const void *b) {
                   (*(const struct cairn__safetensors_tensor *const *)b)->name);
 }
 
-/* All elements, without a hole, and then the file ends. */
+/* Checks that tensors cover all bytes up to the end of the file without holes. */
 static cairn_status check_cover(struct cairn__safetensors *f) {
     const char *path = cairn__reader_path(f->reader);
     const uint64_t elements = cairn__reader_nbytes(f->reader) - f->first;

@@ -1,4 +1,4 @@
-/* Files of tensors in the safetensors format, which Python's library of that name and others read and write.
+/* Files of tensors in the safetensors format, which the Python library of that name and others read and write.
  *
  *     8 bytes       n, little-endian
  *     n bytes       JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
@@ -6,9 +6,9 @@
  *                   a multiple of 64 bytes of the file
  *     the rest      the tensors' elements, row by row and little-endian, at those offsets, without holes
  *
- * A file is text of strangers: opening one checks all of its header before anything is read by it, and every error is
- * CAIRN_EINVAL with the path and the tensor.
- * Source: https://huggingface.co/docs/safetensors, "Format", and the limits of its own library (0.4 and later). */
+ * Files are untrusted: opening one checks its whole header before anything is read according to it, and every error is
+ * CAIRN_EINVAL with the path and the tensor. Source: https://huggingface.co/docs/safetensors, "Format", and the limits
+ * of its own library (0.4 and later). */
 #ifndef CAIRN__STATE_SAFETENSORS_H
 #define CAIRN__STATE_SAFETENSORS_H
 
@@ -49,7 +49,7 @@ enum cairn__safetensors_type {
 /* "F32"; "?" for none. */
 const char *cairn__safetensors_type_name(enum cairn__safetensors_type type);
 
-/* Cairn's type, or 0; and the other way round. */
+/* Convert to Cairn's type (0 = Cairn has no such type), and back. */
 cairn_dtype cairn__safetensors_dtype(enum cairn__safetensors_type type);
 enum cairn__safetensors_type cairn__safetensors_type(cairn_dtype dtype);
 
@@ -58,8 +58,8 @@ struct cairn__safetensors_tensor {
     enum cairn__safetensors_type type;
     int ndim;
     const int64_t *shape;
-    uint64_t nbytes; /* of its elements: written by the library */
-    uint64_t begin;  /* of them in the file: written by the library */
+    uint64_t nbytes; /* of its elements; set by this file's functions */
+    uint64_t begin;  /* of its elements in the file; set likewise */
 };
 
 struct cairn__safetensors_text {
@@ -70,47 +70,46 @@ struct cairn__safetensors_text {
 
 struct cairn__safetensors_writer;
 
-/* Makes the file (flags: of cairn__writer_create) and writes its header. `tensors` is copied, without the texts and
- * shapes, which must stay until the call ends.
- * Errors: CAIRN_EINVAL a name or text that is not UTF-8, is empty, or is there twice, the name "__metadata__", a header
- * or a tensor that is too large; as of cairn__writer_create. */
+/* Creates the file (flags: of cairn__writer_create) and writes its header. `tensors` is copied; texts and shapes are
+ * used only during the call. Errors: CAIRN_EINVAL a name or text that is not UTF-8, is empty, or occurs twice, the name
+ * "__metadata__", a header or a tensor that is too large; as of cairn__writer_create. */
 cairn_status cairn__safetensors_create(const char *path, unsigned flags,
                                        const struct cairn__safetensors_tensor *tensors, size_t n,
                                        const struct cairn__safetensors_text *metadata, size_t num_metadata,
                                        struct cairn__safetensors_writer **out);
 
-/* Which tensor's elements come k-th: those of larger elements first, so that all are aligned, which PyTorch's reader
- * relies on; else in the order given. */
+/* The index of the tensor whose elements must be written k-th. Tensors with larger elements come first, so that all are
+ * aligned, which PyTorch's reader needs; otherwise the order is the given one. */
 size_t cairn__safetensors_nth(const struct cairn__safetensors_writer *w, size_t k);
 
 /* Appends elements, in pieces of any size. Errors: as of cairn__writer_write. */
 cairn_status cairn__safetensors_write(struct cairn__safetensors_writer *w, const void *data, size_t nbytes);
 
-/* As of a writer. Errors: CAIRN_EINTERNAL fewer bytes than the header promises; as of cairn__writer_finish and
- * cairn__writer_commit. */
+/* As cairn__writer_finish, _commit and _discard. Errors: CAIRN_EINTERNAL fewer bytes were written than the header says;
+ * as of cairn__writer_finish and cairn__writer_commit. */
 cairn_status cairn__safetensors_finish(struct cairn__safetensors_writer *w);
 cairn_status cairn__safetensors_commit(struct cairn__safetensors_writer **w, struct cairn__file_facts *facts);
 void cairn__safetensors_discard(struct cairn__safetensors_writer **w);
 
-/* What a file of this header has at least: for cutting tensors into several files. 0 where it cannot be written. */
+/* The least size of a file with this tensor, for dividing tensors into several files. 0 = it cannot be written. */
 uint64_t cairn__safetensors_nbytes(const struct cairn__safetensors_tensor *tensor);
 
 /* ---- reading ---- */
 
 struct cairn__safetensors;
 
-/* flags: of cairn__reader_open. Errors: CAIRN_EINVAL it is not a safetensors file, one that is broken, or one of a type
- * that is not listed above; as of cairn__reader_open and cairn__reader_read. */
+/* flags: of cairn__reader_open. Errors: CAIRN_EINVAL it is not a safetensors file, is broken, or has a type that is not
+ * listed above; as of cairn__reader_open and cairn__reader_read. */
 cairn_status cairn__safetensors_open(const char *path, unsigned flags, struct cairn__safetensors **out);
 void cairn__safetensors_close(struct cairn__safetensors **file);
 
 const char *cairn__safetensors_path(const struct cairn__safetensors *file);
 
-/* Tensors in the order of their elements in the file; they live as long as the file. */
+/* Tensors in the order of their elements in the file. They are valid until the file is closed. */
 size_t cairn__safetensors_count(const struct cairn__safetensors *file);
 const struct cairn__safetensors_tensor *cairn__safetensors_at(const struct cairn__safetensors *file, size_t i);
 
-/* NULL where there is none. Cost: a binary search. */
+/* NULL = none. Cost: a binary search. */
 const struct cairn__safetensors_tensor *cairn__safetensors_find(const struct cairn__safetensors *file,
                                                                 const char *name);
 
@@ -118,7 +117,7 @@ const struct cairn__safetensors_tensor *cairn__safetensors_find(const struct cai
 cairn_status cairn__safetensors_read(struct cairn__safetensors *file, const struct cairn__safetensors_tensor *tensor,
                                      uint64_t offset, void *to, size_t nbytes);
 
-/* The text of a key, NULL where there is none; and all of them, by number. */
+/* The text of a key, NULL = none; and all texts, by number. */
 const char *cairn__safetensors_metadata(const struct cairn__safetensors *file, const char *key);
 size_t cairn__safetensors_metadata_count(const struct cairn__safetensors *file);
 struct cairn__safetensors_text cairn__safetensors_metadata_at(const struct cairn__safetensors *file, size_t i);

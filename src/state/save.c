@@ -1,12 +1,12 @@
-/* Writing a checkpoint, in three parts.
+/* Saving a checkpoint, in three parts.
  *
  *   collect   all ranks: list the state, agree on what is saved; a background save copies it. Rank 0 makes the folder
  *   write     each rank its files, and last rank-N.done, which names them
  *   publish   rank 0: when every rank's .done is there, checkpoint.json, and the folder gets its name
  *
- * The last two are a thread's, for which a foreground save waits at once: a disk may be slower than a group's timeout
- * (comm/task.h). The thread cannot call the group, so that rank 0 learns of the others from their .done and .failed,
- * and of ranks that died from join_together, where all ranks meet and agree on the outcome. */
+ * The last two run in a thread, for which a foreground save waits at once, because a disk may be slower than a group's
+ * timeout (comm/task.h). The thread cannot call the group. Rank 0 therefore learns the others' results from their .done
+ * and .failed files, and of ranks that died from join_together, where all ranks agree on the outcome. */
 #include <errno.h>
 #include <inttypes.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@
 #include "state/safetensors.h"
 #include "state/state_internal.h"
 
-enum { MAX_FILES = 2 /* a rank's */, BOUNCE = 4 << 20, MAX_DONE = 1 << 16 };
+enum { MAX_FILES = 2 /* files of a rank */, BOUNCE = 4 << 20, MAX_DONE = 1 << 16 };
 
 struct cairn__save {
     struct cairn_state_save_options how;
@@ -42,17 +42,17 @@ struct cairn__save {
     char *dir;
     char partial[CAIRN__MAX_PATH], path[CAIRN__MAX_PATH];
 
-    struct cairn_device *device; /* NULL = the data are host memory */
+    struct cairn_device *device; /* NULL = data are in host memory */
     const char *description;     /* the environment's */
     struct cairn__state_list list;
     const void **data; /* [list.count] */
 
-    struct cairn__manifest_file files[MAX_FILES]; /* that this rank has written */
+    struct cairn__manifest_file files[MAX_FILES]; /* written by this rank */
     size_t num_files;
 
     struct cairn__task task;
-    atomic_bool peer_failed; /* read by the task: nobody writes what it waits for */
-    char warning[512];       /* of pruning, for the log; "" = none */
+    atomic_bool peer_failed; /* read by the task: the file it waits for will not be written */
+    char warning[512];       /* of pruning, to be logged; "" = none */
 };
 
 /* ---- collect ---- */
@@ -69,7 +69,7 @@ static uint64_t hash_shared(const struct cairn__state_list *list) {
 }
 
 struct plan {
-    uint64_t attempt; /* rank 0's counts: no file of an earlier attempt is taken for one of this */
+    uint64_t attempt; /* rank 0's is used; keeps files of earlier attempts apart */
     uint64_t shared;
     int64_t step, background, keep_last, keep_every;
 };
@@ -88,7 +88,7 @@ static cairn_status compare_plans(const struct plan *first, const struct plan *o
     return CAIRN_OK;
 }
 
-/* Collective, and agreed upon; makes the name of the hidden folder. */
+/* Collective, equal status on all ranks. Makes the name of the hidden folder. */
 static cairn_status agree_on_plan(struct cairn__save *save, cairn_group *group) {
     struct plan *all = NULL;
     struct timespec t;
@@ -111,8 +111,8 @@ out:
     return st;
 }
 
-/* Past the caches, as memcpy does for what is far larger than them: it would read the destination's lines of an array
- * before it writes them. */
+/* Copies past the caches, as memcpy does only for arrays far larger than them: otherwise the destination's cache lines
+ * would be read before they are written. */
 static void copy_far(char *to, const char *from, size_t nbytes) {
 #ifdef __SSE2__
     for (; nbytes >= 64; nbytes -= 64, to += 64, from += 64) {
@@ -165,12 +165,12 @@ out:
 
 /* ---- write ---- */
 
-/* The entries of one file, in the order of the list, as safetensors wants them. */
+/* The entries of one file, in the order of the list, as arguments for safetensors. */
 struct contents {
     struct cairn__safetensors_tensor *tensors;
-    struct cairn__safetensors_text *owners; /* of those that are not shared */
-    char (*values)[64];                     /* of owners */
-    size_t *items;                          /* in the list */
+    struct cairn__safetensors_text *owners; /* for entries that are not shared */
+    char (*values)[64];                     /* memory of owners' texts */
+    size_t *items;                          /* indices in the list */
     size_t count;
 };
 
@@ -280,7 +280,7 @@ static void sign_path(const struct cairn__save *save, int rank, const char *kind
     snprintf(path, CAIRN__MAX_PATH + 64, "%s/rank-%05d.%s", save->partial, rank, kind);
 }
 
-/* Tells rank 0 why this rank's part will not come. The last error stays what it is. */
+/* Tells rank 0 why this rank's files will not be written. Keeps the last error. */
 static cairn_status sign_failed(const struct cairn__save *save, cairn_status st) {
     char path[CAIRN__MAX_PATH + 64], cause[1024];
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
@@ -289,7 +289,7 @@ static cairn_status sign_failed(const struct cairn__save *save, cairn_status st)
     return cairn__fail(st, "%s", cause);
 }
 
-/* This rank's files; then its sign for rank 0. */
+/* Writes this rank's files, then its .done for rank 0. */
 static cairn_status write_own(struct cairn__save *save) {
     char path[CAIRN__MAX_PATH + 64];
     cairn_status st = CAIRN_OK;
@@ -308,8 +308,8 @@ out:
 
 /* ---- publish ---- */
 
-/* How much of the rank's file there is: it still writes if that grows. The file is opened, since a network file system
- * may remember an older size of a file that is not. */
+/* Bytes of the rank's file so far; the rank is alive if they grow. Opens the file, since a network file system may
+ * cache an older size of a file that is not open. */
 static int64_t written_by(const struct cairn__save *save, int rank) {
     char name[CAIRN__MAX_FILE_NAME], path[CAIRN__MAX_PATH + CAIRN__MAX_FILE_NAME];
     struct stat s;
@@ -321,7 +321,7 @@ static int64_t written_by(const struct cairn__save *save, int rank) {
     return is_known ? (int64_t)s.st_size : -1;
 }
 
-/* Reads the rank's .done once it is there. */
+/* Waits for the rank's .done and reads it. */
 static cairn_status wait_for_rank(const struct cairn__save *save, int rank, struct cairn__manifest *out) {
     char done[CAIRN__MAX_PATH + 64], failed[CAIRN__MAX_PATH + 64];
     char *text = NULL;
@@ -376,7 +376,7 @@ static cairn_status add_files(struct cairn__manifest_file **files, size_t *count
     return CAIRN_OK;
 }
 
-/* Rank 0's. What cannot be removed is no error: the checkpoint is whole. */
+/* Rank 0 only. A failure to remove old checkpoints is not an error, since the new one is complete. */
 static cairn_status publish(struct cairn__save *save) {
     struct cairn__manifest_file *files = NULL;
     size_t count = 0, capacity = 0;
@@ -417,7 +417,7 @@ static cairn_status write_all(void *ctx) {
     return st == CAIRN_OK && save->rank == 0 ? publish(save) : st;
 }
 
-/* st: of this rank's part. */
+/* st: the status of this rank's part. */
 static cairn_status end_written(cairn_state *state, struct cairn__save **save, cairn_status st) {
     if ((*save)->warning[0])
         cairn__log(CAIRN_LOG_WARNING, "cairn_state_save: an old checkpoint was not removed: %s", (*save)->warning);
@@ -431,11 +431,11 @@ static cairn_status join(cairn_state *state) {
     return end_written(state, &state->save, cairn__task_join(&state->save->task));
 }
 
-/* Collective: waits for the save that runs, if one does. */
+/* Collective: waits for the save in progress, if any. */
 static cairn_status join_together(cairn_state *state, const char *call) {
     cairn_group *group = cairn_env_group(state->env);
     char cause[1024];
-    if (!state->save) return CAIRN_OK; /* on all ranks alike */
+    if (!state->save) return CAIRN_OK; /* equal on all ranks */
     const cairn_status st = cairn__group_await(group, call, &state->save->task);
     if (st == CAIRN_OK) return cairn__group_agree_on_status(group, call, join(state));
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
@@ -446,7 +446,7 @@ static cairn_status join_together(cairn_state *state, const char *call) {
 
 void cairn__state_end_save(cairn_state *state) {
     if (state->save && cairn__group_progress(cairn_env_group(state->env)) != CAIRN_OK)
-        atomic_store(&state->save->peer_failed, true); /* rank 0's thread waits for no rank that is gone */
+        atomic_store(&state->save->peer_failed, true); /* so that rank 0's thread does not wait for dead ranks */
     if (state->save && join(state) != CAIRN_OK)
         cairn__log(CAIRN_LOG_ERROR, "cairn_state_destroy: the last background save failed: %s", cairn_last_error());
     cairn__free(state->copy);
@@ -486,7 +486,7 @@ out:
     return st;
 }
 
-/* Each part ends with all ranks agreeing that it went well. */
+/* At the end of each part all ranks agree on its status. */
 cairn_status cairn_state_save(cairn_state *state, const char *dir, int64_t step,
                               const struct cairn_state_save_options *options) {
     static const char call[] = "cairn_state_save";
@@ -509,7 +509,7 @@ cairn_status cairn_state_save(cairn_state *state, const char *dir, int64_t step,
     TRY(cairn__group_agree_on_status(group, call, st));
     if (save->ranks == 1 && save->how.background != CAIRN_ON) return end_written(state, &save, write_all(save));
     state->save = save;
-    /* A rank without a thread says so to rank 0, and at the next call to the program. */
+    /* If the thread cannot be created, the rank tells rank 0, and the program at the next call. */
     const cairn_status begun = cairn__task_begin(&save->task, "cairn-save", write_all, save);
     if (begun != CAIRN_OK && save->rank > 0) (void)sign_failed(save, begun);
     return save->how.background == CAIRN_ON ? CAIRN_OK : join_together(state, call);

@@ -1,4 +1,4 @@
-/* Tensors are dealt out to files, and these become whole one after the other, the index last. */
+/* Assigns tensors to files, and commits the files one after the other, the index last. */
 #include "state/shards.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ struct shards {
     const char *path;
     const struct cairn__safetensors_tensor *tensors;
     size_t num_files;
-    size_t *first; /* [num_files + 1] of each file's tensors */
+    size_t *first; /* [num_files + 1] index of each file's first tensor */
     struct cairn__safetensors_writer **files;
 };
 
@@ -46,13 +46,13 @@ out:
     return st;
 }
 
-/* What names of several files have before their number: of "m/model.safetensors" the length of "m/model". */
+/* The length of the name before the number of a file: for "m/model.safetensors" that of "m/model". */
 static size_t stem(const char *path) {
     const size_t n = strlen(path), end = sizeof(END) - 1;
     return n > end && strcmp(path + n - end, END) == 0 ? n - end : n;
 }
 
-/* "m/model-00001-of-00003.safetensors" of "m/model.safetensors". */
+/* Writes "m/model-00001-of-00003.safetensors" for "m/model.safetensors". */
 static cairn_status name_file(const struct shards *s, size_t f, char name[MAX_PATH]) {
     const int used = s->num_files == 1 ? snprintf(name, MAX_PATH, "%s", s->path)
                                        : snprintf(name, MAX_PATH, "%.*s-%05zu-of-%05zu%s", (int)stem(s->path), s->path,
@@ -89,7 +89,7 @@ static cairn_status remove_old(const char *path) {
 
 /* ---- files of an earlier save ---- */
 
-/* Whether a file that the old index lists has a name that name_file gives for another number of files. */
+/* Whether a file in the old index has a name that name_file would give with another number of files. */
 static bool is_stale(const struct shards *s, const char *file, char path[MAX_PATH]) {
     struct shards other = *s;
     char name[MAX_PATH];
@@ -102,7 +102,7 @@ static bool is_stale(const struct shards *s, const char *file, char path[MAX_PAT
     return name_file(&other, number - 1, name) == CAIRN_OK && strcmp(name, path) == 0;
 }
 
-/* map: of the old index; NULL = there was none. */
+/* map: the old index's weight_map; NULL = no old index. */
 static void remove_stale(const struct shards *s, json_t *map) {
     const char *tensor;
     json_t *file;
@@ -115,7 +115,7 @@ static void remove_stale(const struct shards *s, json_t *map) {
 
 /* ---- ---- */
 
-/* The files are finished. */
+/* All files must be finished. */
 static cairn_status commit(struct shards *s) {
     cairn_status st = CAIRN_OK;
     struct cairn__writer *writer = NULL;

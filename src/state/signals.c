@@ -1,8 +1,8 @@
-/* Checkpoints that a signal asks for. Signals come to a process, and so to all of its states: handlers raise flags of
- * the process, which each state compares with what it has seen.
+/* Checkpoints requested by signals. A signal goes to a process, and so to all of its states: handlers set flags of the
+ * process, which each state compares with those it has seen.
  *
- * Handlers run on a stack of their own. oneDNN's products use their stack pointer for memory of the heap, and a
- * signal's frame below it would overwrite what stands there. */
+ * Handlers run on their own stack. oneDNN's products point the stack pointer into heap memory, which a signal frame
+ * below it would overwrite. */
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -16,23 +16,23 @@
 #include "core/status.h"
 #include "state/state_internal.h"
 
-/* Of handlers, for a thread that watches; never freed, since a signal may come at any time. */
+/* The handlers' stack for a thread that watches; never freed, since a signal may arrive at any time. */
 struct stack {
     struct stack *next;
     char memory[64 << 10];
 };
 
 static _Atomic(struct stack *) stacks;
-static atomic_uint asked;    /* how often SIGUSR1 has come */
-static atomic_llong stopped; /* when the first SIGTERM came, in ns; 0 = none has */
+static atomic_uint asked;    /* number of SIGUSR1 received */
+static atomic_llong stopped; /* time of the first SIGTERM, in ns; 0 = none */
 
 static void ask(int signal) {
     (void)signal;
     atomic_fetch_add(&asked, 1);
 }
 
-/* Launchers send one request to a process, its group and its session at once, so one that follows within a second is
- * the same; a later one ends the process. */
+/* Launchers send one request to a process, its group and its session at once, so a signal within a second is the same
+ * request. A later one ends the process. */
 static void stop(int signal) {
     const struct sigaction usual = {.sa_handler = SIG_DFL};
     const int errnum = errno;
@@ -64,7 +64,7 @@ static cairn_status check_handler(const struct watched *w) {
     return CAIRN_OK;
 }
 
-/* Where this thread has none. */
+/* Gives this thread a signal stack if it has none. */
 static cairn_status give_stack(void) {
     stack_t now;
     struct stack *own;
@@ -87,7 +87,7 @@ static cairn_status install(void) {
     return CAIRN_OK;
 }
 
-/* Handlers are installed where all ranks can: a process that watches alone would swallow its SIGTERM. */
+/* Installs handlers only if all ranks can: a process that watches alone would swallow its SIGTERM. */
 cairn_status cairn_state_watch_signals(cairn_state *state) {
     static const char call[] = "cairn_state_watch_signals";
     REQUIRE(state, CAIRN_EINVAL, "cairn_state_watch_signals: state is NULL");
@@ -102,13 +102,13 @@ out:
     return st;
 }
 
-/* What each rank says of itself. */
+/* What each rank contributes. */
 struct word {
     int64_t step, every;
     int32_t asks, stops;
 };
 
-/* Collective. */
+/* Collective: combines the ranks' words. */
 static cairn_status exchange(cairn_state *state, struct word mine, int *due) {
     struct word all[CAIRN__MAX_RANKS] = {mine};
     cairn_status st = CAIRN_OK;

@@ -1,4 +1,4 @@
-/* What a state consists of. */
+/* The contents of a state. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ static bool is_utf8(const char *text) {
     return true;
 }
 
-/* is_part: several of one name are one. */
+/* is_part: several parts may have the same name. */
 static cairn_status check_name(const char *call, const cairn_state *state, const char *name, bool is_part) {
     REQUIRE(state, CAIRN_EINVAL, "%s: state is NULL", call);
     REQUIRE(name && name[0], CAIRN_EINVAL, "%s: the name is empty", call);
@@ -180,7 +180,7 @@ static cairn_status name_items(cairn_state *state, struct cairn__state_list *lis
     return st;
 }
 
-/* Values of the program of which the checkpoint knows nothing. */
+/* Drops values of the program that the checkpoint lacks. */
 static void drop_unknown(struct cairn__entries *entries) {
     size_t kept = 0;
     for (size_t i = 0; i < entries->count; i++) {
@@ -188,12 +188,12 @@ static void drop_unknown(struct cairn__entries *entries) {
         else cairn__free(entries->at[i].name);
     }
     entries->count = kept;
-    cairn__free(entries->slots); /* of places that have moved; nothing is looked up in them */
+    cairn__free(entries->slots); /* indices have moved, and no name is looked up afterwards */
     entries->slots = NULL;
     entries->num_slots = 0;
 }
 
-/* Whatever it is within this rank's part, of the whole it is a part. */
+/* Makes entries parts: whatever an entry's owner is within this rank's part, it is a part of the whole. */
 static cairn_status make_parts(const struct cairn__state_object *object) {
     for (size_t i = 0; i < object->entries.count; i++) {
         struct cairn__entry *e = &object->entries.at[i];

@@ -1,4 +1,4 @@
-/* cairn_state from inside, and its checkpoints.
+/* cairn_state and its checkpoints, internal interface.
  *
  *   state.c       what a state consists of; its entries as one list under full names, "model/encoder.0.weight"
  *   manifest.c    checkpoint.json
@@ -8,7 +8,7 @@
  *   load.c        reading one: open and match before anything changes, then read
  *   signals.c     whether a signal asks for one
  *
- * safetensors.h and file.h know files, and nothing of states. */
+ * safetensors.h and file.h deal with files, and know nothing of states. */
 #ifndef CAIRN__STATE_STATE_INTERNAL_H
 #define CAIRN__STATE_STATE_INTERNAL_H
 
@@ -19,23 +19,23 @@
 #include "param/stateful.h"
 
 enum { CAIRN__MAX_PATH = 4096 };
-#define CAIRN__MAX_STEPS INT64_C(1000000000000000000) /* the digits that names of folders may have */
+#define CAIRN__MAX_STEPS INT64_C(1000000000000000000) /* limited by the digits in names of folders */
 
 /* ---- state.c ---- */
 
 struct cairn__state_object {
     char *name; /* "" = the program's own values */
     cairn_stateful what;
-    struct cairn__entries entries; /* of the save or load under way */
-    bool is_part;                  /* of what ranks have together */
-    bool is_absent;                /* of the load: the checkpoint has nothing of it, and it stays as it is */
+    struct cairn__entries entries; /* of the save or load in progress */
+    bool is_part;                  /* part of a whole that ranks hold together */
+    bool is_absent;                /* in a load: the checkpoint has nothing of it, so it does not change */
 };
 
 /* An entry under its full name. */
 struct cairn__state_item {
     char *name;
     struct cairn__entry *entry;
-    bool is_others; /* of a save: a part that another rank writes */
+    bool is_others; /* in a save: a part that another rank writes */
 };
 
 struct cairn__state_list {
@@ -50,50 +50,50 @@ struct cairn_state {
     struct cairn__state_object *objects; /* [0] the program's own values, [1] the environment's */
     size_t num_objects, objects_capacity;
     struct cairn__entries own; /* the program's values: copied into the list of each save and load */
-    struct cairn__save *save;  /* the background save that has not been waited for; NULL = none */
-    void *copy;                /* of the state, for background saves */
+    struct cairn__save *save;  /* background save that was not waited for yet; NULL = none */
+    void *copy;                /* copy of the state for background saves */
     size_t copy_nbytes;
 
     bool watches;  /* cairn_state_watch_signals was called */
-    unsigned seen; /* of the requests by SIGUSR1, those that cairn_state_due has told the ranks */
+    unsigned seen; /* number of SIGUSR1 requests that cairn_state_due has reported */
     bool seen_stop;
 };
 
-/* Every entry of every object, sorted by name. has, ctx: as in struct cairn__entries; NULL: saving. is_lenient: without
- * objects, and values of the program, of which has knows nothing: these are absent. Errors: the objects', with the
- * object's name; nothing is listed then. */
+/* Lists every entry of every object, sorted by name. has and ctx are as in struct cairn__entries; NULL: saving.
+ * is_lenient: skips objects, and values of the program, that `has` does not find: these are absent. Errors: the
+ * objects', with the object's name; nothing is listed then. */
 cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cairn__entries *entries, const char *name),
                                const void *ctx, bool is_lenient, struct cairn__state_list *out);
 
-/* An entry of an object that was added as a part. */
+/* Whether the entry belongs to an object added as a part. */
 static inline bool cairn__entry_is_part(const struct cairn__entry *e) {
     return e->owner == CAIRN__ENTRY_PART || e->owner == CAIRN__ENTRY_PART_OR_FIRST;
 }
 
-/* Whether the state has the object, or the program's value, of which an entry of this full name is. */
+/* Whether the state has the object, or the program's value, to which an entry with this full name belongs. */
 bool cairn__state_has_object(const cairn_state *state, const char *name);
 
 void cairn__state_unlist(cairn_state *state, struct cairn__state_list *list);
 
-/* The number of an entry, as bytes of a file. */
+/* The number of an entry, as bytes for a file. */
 static inline void *cairn__entry_number(struct cairn__entry *e) {
     return &e->number;
 }
 
 /* ---- parts.c ---- */
 
-/* Saving: marks the parts that a lower rank writes (is_others). data [list->count]: their values, host memory; NULL =
- * they are a device's, and not compared. Collective. Errors, on all ranks: CAIRN_EINVAL a part that is not equal on two
- * ranks, by name; CAIRN_ENOMEM; the group's. */
+/* Saving: marks the parts that a lower rank writes (is_others). data [list->count]: values in host memory; NULL = in
+ * device memory, not compared. Collective. Errors, on all ranks: CAIRN_EINVAL a part differs between two ranks, with
+ * its name; CAIRN_ENOMEM; the group's. */
 cairn_status cairn__parts_share(cairn_group *group, struct cairn__state_list *list, const void *const *data);
 
-/* Loading: taken [count] says of each entry of the files whether this rank takes it; after the call, whether any rank
- * does. Collective. Errors: CAIRN_ENOMEM; the group's. */
+/* Loading: taken [count] says for each entry of the files whether this rank loads it, and after the call whether any
+ * rank does. Collective. Errors: CAIRN_ENOMEM; the group's. */
 cairn_status cairn__parts_unite(cairn_group *group, uint8_t *taken, size_t count);
 
 /* ---- save.c ---- */
 
-/* Waits for the background save, and logs what went wrong in it. */
+/* Waits for the background save, and logs its error if it failed. */
 void cairn__state_end_save(cairn_state *state);
 
 /* ---- manifest.c ---- */
@@ -112,10 +112,10 @@ struct cairn__manifest {
     size_t num_files;
 };
 
-/* As text; free with free(). NULL: no memory. description: of the environment. */
+/* Returns the manifest as text, to be freed with free(). NULL: out of memory. description: of the environment. */
 char *cairn__manifest_write(const struct cairn__manifest *m, const char *description);
 
-/* path: for messages. Errors: CAIRN_EINVAL not a manifest, or a broken one; CAIRN_ENOTSUP of a later version;
+/* path: for messages. Errors: CAIRN_EINVAL not a manifest, or a broken one; CAIRN_ENOTSUP a later version;
  * CAIRN_ENOMEM. */
 cairn_status cairn__manifest_read(const char *text, size_t nbytes, const char *path, struct cairn__manifest *out);
 void cairn__manifest_clear(struct cairn__manifest *m);
@@ -126,35 +126,35 @@ const struct cairn__manifest_file *cairn__manifest_find(const struct cairn__mani
 
 /* ---- folders.c ---- */
 
-/* DIR/step-00000100, by snprintf into path. Errors: CAIRN_EINVAL too long. */
+/* Writes DIR/step-00000100 to path. Errors: CAIRN_EINVAL too long. */
 cairn_status cairn__checkpoint_path(const char *dir, int64_t step, char path[CAIRN__MAX_PATH]);
 
-/* The steps of DIR's folders "step-N", ascending, whole or not; free with cairn__free. No DIR: none.
- * Errors: CAIRN_ESYSTEM, CAIRN_ENOMEM. */
+/* Lists the steps of DIR's folders "step-N", complete or not, in ascending order; free with cairn__free. An empty list
+ * if DIR does not exist. Errors: CAIRN_ESYSTEM, CAIRN_ENOMEM. */
 cairn_status cairn__checkpoint_steps(const char *dir, int64_t **steps, size_t *count);
 
-/* The hidden folder that one attempt to save this step writes into; attempt: equal on all ranks, and no other's.
- * Errors: CAIRN_EINVAL too long. */
+/* The hidden folder that one attempt to save this step writes into. attempt: a number equal on all ranks, and different
+ * for every attempt. Errors: CAIRN_EINVAL too long. */
 cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint64_t attempt,
                                             char partial[CAIRN__MAX_PATH]);
 
-/* Gives the checkpoints back their names from which a program that died had taken them to put new ones there. */
+/* Restores the names of checkpoints that a program was replacing when it died. */
 void cairn__checkpoint_restore(const char *dir);
 
-/* Makes DIR, with the folders it is in, and partial, which is empty; removes what killed saves left behind.
- * Errors: CAIRN_ESYSTEM. */
+/* Creates DIR, with its parents, and the empty folder partial. Removes what killed saves left behind. Errors:
+ * CAIRN_ESYSTEM. */
 cairn_status cairn__checkpoint_begin(const char *dir, const char *partial);
 
-/* Removes partial, whose save has failed, if it is still there; the last error stays what it was. */
+/* Removes partial, whose save has failed, if it still exists. Keeps the last error. */
 void cairn__checkpoint_abandon(const char *partial);
 
-/* partial, whose files are synced, becomes path, in place of what is there. Errors: CAIRN_ESYSTEM. */
+/* Renames partial, whose files are synced, to path, and replaces what was there. Errors: CAIRN_ESYSTEM. */
 cairn_status cairn__checkpoint_publish(const char *dir, const char *partial, const char *path);
 
-/* Removes a folder with its files; the folder is hidden first, so that it is never seen in part. */
+/* Removes a folder with its files. Hides the folder first, so that no reader sees part of it. */
 cairn_status cairn__checkpoint_remove(const char *dir, const char *path);
 
-/* Removes checkpoints of steps before `step` that the options do not keep. */
+/* Removes checkpoints of steps before `step` that keep_last and keep_every do not keep. */
 cairn_status cairn__checkpoint_prune(const char *dir, int64_t step, int64_t keep_last, int64_t keep_every);
 
 #endif

@@ -1,4 +1,4 @@
-/* The list of weights that saving and loading walk. */
+/* The list of weights that saving and loading use. */
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <string.h>
@@ -46,7 +46,7 @@ out:
 
 static cairn_status add_param(struct cairn__weights *w, struct cairn__param *p) {
     struct cairn__weights_piece whole = {.ours = p->name, .param = p, .n = p->n, .ndim = p->ndim};
-    const bool has_master = p->master && !p->is_sharded; /* else this rank has a part of it */
+    const bool has_master = p->master && !p->is_sharded; /* a sharded master is only partly here */
     whole.dtype = has_master ? CAIRN_F32 : p->dtype;
     whole.memory = has_master ? (char *)p->master : p->data;
     memcpy(whole.shape, p->shape, sizeof(p->shape));

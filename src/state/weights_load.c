@@ -1,4 +1,4 @@
-/* Loading: first every tensor of the program is looked for and compared, then all are read in the files' order. */
+/* Loading: finds and compares every tensor of the program, then reads all in the files' order. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -10,21 +10,21 @@
 #include "state/weights.h"
 #include "state/weights_source.h"
 
-enum { BLOCK = 1 << 18, SHOWN = 64, SHAPE_TEXT = 8 * 22 + 32 }; /* BLOCK: elements that are converted at once */
+enum { BLOCK = 1 << 18, SHOWN = 64, SHAPE_TEXT = 8 * 22 + 32 }; /* BLOCK: elements converted at once */
 
-/* A tensor that fits. */
+/* A tensor of the program and the matching one of a file. */
 struct pair {
     const struct cairn__weights_piece *ours;
     const struct cairn__source_tensor *theirs;
 };
 
-/* What a report names, a list each. */
+/* The lists of a report. */
 enum finding { MISSING, UNEXPECTED, OTHER_SHAPE, OTHER_TYPE, FINDINGS };
 static const char *const findings[FINDINGS] = {"missing in the file", "unexpected in the file", "of another shape",
                                                "of another type"};
 
 struct names {
-    char text[900]; /* "a, b" as far as they fit */
+    char text[900]; /* "a, b", as many as fit */
     size_t used, count, shown;
 };
 
@@ -35,16 +35,16 @@ struct load {
     struct names found[FINDINGS];
     struct pair *pairs;
     size_t count;
-    void *read, *converted; /* blocks; NULL = not needed yet */
+    void *read, *converted; /* blocks, allocated on first need */
 };
 
-/* ---- what fits ---- */
+/* ---- matching ---- */
 
 static void note(struct load *l, enum finding finding, const char *what) {
     struct names *n = &l->found[finding];
     const size_t room = sizeof(n->text) - n->used, nbytes = strlen(what) + 2;
     n->count++;
-    if (n->shown + 1 < n->count || nbytes >= room) return; /* the first that does not fit ends the list */
+    if (n->shown + 1 < n->count || nbytes >= room) return; /* the list ends at the first name that does not fit */
     n->used += (size_t)snprintf(n->text + n->used, room, "%s%s", n->shown ? ", " : "", what);
     n->shown++;
 }
@@ -91,7 +91,7 @@ static void match_piece(struct load *l, const struct cairn__weights_piece *ours)
     }
 }
 
-/* A file that another program wrote may have what a rule excludes here: it is no stranger's. */
+/* A file from another program may contain tensors that a rule excludes here; they are not unexpected. */
 static cairn_status take_excluded(struct load *l, const char *ours) {
     cairn_status st = CAIRN_OK;
     char *name = NULL;
@@ -122,7 +122,7 @@ out:
 
 /* ---- the report ---- */
 
-/* Lines, with `between` after each but the last. */
+/* Writes lines, separated by `between`. */
 static void write_findings(const struct load *l, const char *between, char *text, size_t nbytes) {
     size_t used = 0;
     text[0] = 0;
@@ -148,7 +148,7 @@ static void write_report(const struct load *l, struct cairn_weights_report *repo
     memcpy(report, &own, sizeof(own));
 }
 
-/* "3 missing, 1 of another shape": a long list of names in front must not hide that there are others. */
+/* Begins with counts, "3 missing, 1 of another shape", so that a long list of names does not hide other findings. */
 static cairn_status check_strict(const struct load *l) {
     static const char *const words[FINDINGS] = {"missing", "unexpected", "of another shape", "of another type"};
     char counts[160], text[700];
@@ -191,7 +191,7 @@ out:
     return st;
 }
 
-/* After a failure too: half weights are those of the master then, whatever it holds. */
+/* Even after a failure rounds half weights from their masters, so that both agree. */
 static cairn_status read_all(struct load *l) {
     cairn_status st = CAIRN_OK, changed;
     size_t n = 0;
@@ -229,7 +229,7 @@ cairn_status cairn_weights_load(cairn_stateful object, const char *path, const s
     TRY(match_all(l));
     write_report(l, report);
     TRY(check_strict(l));
-    TRY(cairn__alloc(BLOCK * sizeof(double), &l->read)); /* before anything changes */
+    TRY(cairn__alloc(BLOCK * sizeof(double), &l->read)); /* before the first change */
     TRY(cairn__alloc(BLOCK * sizeof(double), &l->converted));
     TRY(cairn__device_synchronize(l->list.env->device));
     TRY(read_all(l));

@@ -1,4 +1,4 @@
-/* What weights are called in files. */
+/* Names of weights in files. */
 #include <string.h>
 
 #include "core/status.h"
@@ -11,9 +11,10 @@ struct span {
     size_t n;
 };
 
-/* Whether text is what the pattern describes; spans: the texts of its stars, each as short as the rest allows. Where
- * the two differ behind a star, the last star takes one character more: what an earlier one would take instead, it
- * could take as well. So names of strangers, of any length, cost their length times the pattern's at most. */
+/* Whether text matches the pattern. spans: the texts of its stars, each as short as the rest allows. On a mismatch
+ * after a star, the last star takes one more character; extending an earlier star is never necessary, since the last
+ * one could take the same characters. So an untrusted name of any length costs at most its length times the
+ * pattern's. */
 static bool match(const char *pattern, const char *text, struct span *spans, int room) {
     const char *behind_star = NULL;
     struct span *star = NULL;
@@ -55,7 +56,7 @@ static bool append(char name[CAIRN__WEIGHTS_NAME], size_t *used, const char *tex
     return true;
 }
 
-/* The name that the part'th of the rule's texts gives, behind what stands in `name`. */
+/* Appends to `name` the name that the rule's text number `part` gives. */
 static bool substitute(const struct cairn_weights_name *rule, int part, const char *ours,
                        char name[CAIRN__WEIGHTS_NAME], size_t *used) {
     struct span spans[MAX_STARS] = {{0}};

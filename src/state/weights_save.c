@@ -1,4 +1,4 @@
-/* Saving: what is one tensor under two names is found and saved once, in the type that is asked for. */
+/* Saving: finds tensors with two names, saves them once, and converts to the requested type. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -13,11 +13,11 @@ enum { BLOCK = 1 << 18 }; /* elements that are converted at once */
 struct save {
     struct cairn__weights list;
     const char *path;
-    struct cairn__weights_piece **kept; /* those that are saved, in their order */
+    struct cairn__weights_piece **kept; /* pieces to save, in their order */
     size_t count;
     struct cairn__safetensors_text *texts;
     size_t num_texts;
-    void *host, *converted; /* blocks; NULL = not needed yet */
+    void *host, *converted; /* blocks, allocated on first need */
 };
 
 static cairn_dtype saved_type(const struct save *s, const struct cairn__weights_piece *p) {
@@ -27,7 +27,7 @@ static cairn_dtype saved_type(const struct save *s, const struct cairn__weights_
 
 /* ---- elements ---- */
 
-/* n elements from the first-th on, on the host. */
+/* Copies n elements to the host, starting at element `first`. */
 static cairn_status fetch(struct save *s, const struct cairn__weights_piece *p, uint64_t first, size_t n,
                           const void **out) {
     cairn_status st = CAIRN_OK;
@@ -62,13 +62,13 @@ out:
     return st;
 }
 
-/* ---- what is one tensor ---- */
+/* ---- tensors with two names ---- */
 
 static int by_memory(const void *a, const void *b) {
     const struct cairn__weights_piece *x = *(struct cairn__weights_piece *const *)a,
                                       *y = *(struct cairn__weights_piece *const *)b;
     if (x->memory != y->memory) return x->memory < y->memory ? -1 : 1;
-    return x < y ? -1 : x > y; /* the one that comes first keeps its name */
+    return x < y ? -1 : x > y; /* the first one keeps its name */
 }
 
 static int by_name(const void *a, const void *b) {
@@ -103,7 +103,7 @@ out:
     return st;
 }
 
-/* Of neighbours with one name the later go, where their bits are those of the first. */
+/* Drops later neighbours with the same name, which must be bitwise equal to the first. */
 static cairn_status join_names(struct save *s, struct cairn__weights_piece **sorted, size_t n) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 1, first = 0; i < n; i++) {
@@ -122,7 +122,7 @@ out:
     return st;
 }
 
-/* Of neighbours in one memory the later go, and leave their names. */
+/* Drops later neighbours in the same memory, and keeps their names as aliases. */
 static cairn_status join_memory(struct save *s, struct cairn__weights_piece **sorted, size_t n) {
     cairn_status st = CAIRN_OK;
     size_t capacity = s->num_texts;

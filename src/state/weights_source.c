@@ -1,4 +1,4 @@
-/* One file, or an index and its files. */
+/* A source: one file, or an index and its files. */
 #include "state/weights_source.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ static cairn_status join(char out[MAX_PATH], const char *first, const char *betw
     return n > 0 && n < MAX_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", first);
 }
 
-/* The file that is meant. */
+/* The file that path refers to. */
 static cairn_status resolve(const char *path, char out[MAX_PATH]) {
     struct stat s;
     cairn_status st = CAIRN_OK;
@@ -70,7 +70,7 @@ static cairn_status parse(const char *path, const char *text, size_t nbytes, jso
     return CAIRN_OK;
 }
 
-/* The number of the file called `name` beside the index; numbers: of those that are open. */
+/* The number of the file `name` beside the index, which is opened if it is not in numbers yet. */
 static cairn_status open_beside(struct cairn__source *s, const char *path, const char *name, json_t *numbers,
                                 size_t *number) {
     cairn_status st = CAIRN_OK;
