@@ -1,4 +1,4 @@
-/* Datasets from inside. */
+/* Datasets, internal interface. */
 #ifndef CAIRN__DATA_DATASET_H
 #define CAIRN__DATA_DATASET_H
 

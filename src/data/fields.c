@@ -1,4 +1,4 @@
-/* Fields of examples and batches, and how examples are put together. */
+/* Fields of examples and batches, and collation. */
 #include "data/fields.h"
 
 #include <inttypes.h>
@@ -51,7 +51,7 @@ static cairn_status measure(const cairn_fields *fields, struct cairn_field *f, c
     return CAIRN_OK;
 }
 
-/* Half as much again, so that sizes which grow a little each time are met by few allocations. */
+/* Grows by half more than needed, so that slowly growing sizes need few allocations. */
 static cairn_status make_room(struct cairn__field_memory *m, size_t nbytes, void **data) {
     cairn_status st = CAIRN_OK;
     *data = m->pinned;
@@ -132,7 +132,7 @@ const struct cairn_field *cairn_fields_at(const cairn_fields *fields, int i) {
     return fields && i >= 0 && i < fields->count ? &fields->fields[i] : NULL;
 }
 
-/* ---- putting together ---- */
+/* ---- collating ---- */
 
 static const char *shape_text(const struct cairn_field *f, char text[SHAPE_TEXT]) {
     size_t used = (size_t)snprintf(text, SHAPE_TEXT, "[");

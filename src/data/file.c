@@ -13,7 +13,7 @@ cairn_status cairn__file_open(struct cairn__file *f, const char *path) {
     cairn_status st = CAIRN_OK;
     struct stat s;
     *f = (struct cairn__file){.fd = -1};
-    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would wait */
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe without a writer would block */
     if (f->fd < 0 || fstat(f->fd, &s) != 0) TRY(cairn__fail_errno(errno, "%s", path));
     if (!S_ISREG(s.st_mode)) TRY(cairn__fail(CAIRN_EINVAL, "%s: not a regular file", path));
     f->nbytes = (int64_t)s.st_size;
@@ -41,8 +41,8 @@ cairn_status cairn__file_read_at(const struct cairn__file *f, void *to, size_t n
         if (got == 0) break;
         done += (size_t)got;
     }
-    /* A file that is cut while it is read may give zeros in the place of what is gone: the kernel looks at the size,
-     * then copies a page that has been cleared by then. So the size is looked at afterwards, too. */
+    /* A file truncated during a read may return zeros: the kernel checks the size, then copies a page that has been
+     * cleared since. So the size is checked after the read too. */
     if (fstat(f->fd, &s) != 0) return cairn__fail_errno(errno, "%s", f->path);
     REQUIRE(done == nbytes && s.st_size >= at && (uint64_t)(s.st_size - at) >= nbytes, CAIRN_EINVAL,
             "%s: ends at byte %" PRId64 ", and %zu from byte %" PRId64

@@ -1,5 +1,5 @@
-/* Lines, and their index: a header of HEAD words, where each record begins, and the line of each STRIDE-th one, for
- * messages; 8 bytes each in the machine's order. */
+/* Lines and their index. An index has a header of HEAD words, the offset of each record, and, for messages, the line
+ * number of each STRIDE-th record; 8 bytes each in the machine's byte order. */
 #include "data/lines.h"
 
 #include <inttypes.h>
@@ -27,16 +27,16 @@ struct cairn__lines {
     size_t count, room;
     int64_t *marks; /* [marks_of(count)] the line, from 1, in which record i * STRIDE begins */
     size_t mark_room;
-    int64_t line; /* that is looked at, while the index is made */
+    int64_t line; /* current line while the index is built */
 };
 
 static size_t marks_of(size_t count) {
     return count / STRIDE + (count % STRIDE != 0);
 }
 
-/* ---- the head that an index of this file has ---- */
+/* ---- the head for an index of this file ---- */
 
-/* FNV by words, the last one filled up with zeros. */
+/* FNV over words, the last one padded with zeros. */
 static uint64_t hash_words(uint64_t hash, const void *data, size_t nbytes) {
     for (size_t i = 0; i < nbytes; i += sizeof(uint64_t)) {
         uint64_t word = 0;
@@ -46,7 +46,7 @@ static uint64_t hash_words(uint64_t hash, const void *data, size_t nbytes) {
     return hash;
 }
 
-/* Of the file's first and last bytes: a file that is written anew within one tick of its clock, too. */
+/* Hashes the file's first and last bytes, to detect a file rewritten within one tick of the file system's clock. */
 static cairn_status hash_edges(const struct cairn__file *f, uint64_t *hash) {
     const size_t n = f->nbytes < EDGE ? (size_t)f->nbytes : EDGE;
     char *edge = NULL;
@@ -75,7 +75,7 @@ static cairn_status write_head(struct cairn__lines *l, const struct cairn__lines
     return hash_edges(&l->file, &l->head[DATA_EDGES]);
 }
 
-/* ---- making an index ---- */
+/* ---- building an index ---- */
 
 static size_t without_end(const char *line, size_t nbytes) {
     return nbytes > 0 && line[nbytes - 1] == '\r' ? nbytes - 1 : nbytes;
@@ -96,8 +96,8 @@ out:
     return st;
 }
 
-/* The lines of text, which begins at byte `at`, as far as they end; how many bytes these are. At the end of the file
- * the last one needs no end. */
+/* Adds the complete lines of text, which begins at byte `at`, and returns their bytes. At the end of the file the last
+ * line needs no end. */
 static cairn_status add_lines(struct cairn__lines *l, const struct cairn__lines_options *o, const char *text,
                               size_t nbytes, int64_t at, size_t *taken) {
     const bool is_end = at + (int64_t)nbytes == l->file.nbytes;
@@ -161,7 +161,7 @@ out:
 
 /* ---- using one ---- */
 
-/* Of a head that fits; whether the rest, words of 8 bytes, is what it says. */
+/* Reads the rest of an index whose head matches; whether it agrees with the head. */
 static bool take_records(struct cairn__lines *l, const struct cairn__file *f, const uint64_t head[HEAD]) {
     const uint64_t words = ((uint64_t)f->nbytes - HEAD * sizeof(head[0])) / sizeof(head[0]);
     if (head[COUNT] > words || words - head[COUNT] != marks_of(head[COUNT])) return false;
@@ -180,8 +180,8 @@ static bool take_records(struct cairn__lines *l, const struct cairn__file *f, co
     return is_good;
 }
 
-/* Whether the index at path is of this file and whole; then it is in l. Every byte is compared with what it must be, so
- * that no file makes Cairn read beside the data. */
+/* Loads the index at path into l; whether it belongs to this file and is complete. Every value is checked, so that no
+ * index file makes Cairn read outside the data. */
 static bool take_index(struct cairn__lines *l, const char *path) {
     struct cairn__file f;
     uint64_t head[HEAD];
@@ -201,7 +201,7 @@ static bool take_index(struct cairn__lines *l, const char *path) {
 
 /* ---- reading ---- */
 
-/* The line that begins at `at`, and is `most` bytes long at most with its end, into a field; how long it is in the
+/* Reads the line that begins at `at`, of at most `most` bytes with its end, into a field, and returns its length in the
  * file. */
 static cairn_status read_line(const struct cairn__file *f, int64_t at, int64_t most, cairn_fields *line,
                               size_t *length) {
@@ -245,7 +245,7 @@ out:
     return st;
 }
 
-/* A mark of UTF-8 at the beginning, as editors of Windows write, is no part of the first line. */
+/* Skips a UTF-8 byte order mark, which is not part of the first line. */
 static cairn_status find_begin(const struct cairn__file *f, int64_t *begin) {
     static const char mark[] = {'\xef', '\xbb', '\xbf'};
     char first[sizeof(mark)];
@@ -258,7 +258,7 @@ out:
     return st;
 }
 
-/* The line that begins at `begin`; *end: where the next one does. */
+/* Reads the line that begins at `begin`; *end is where the next one begins. */
 static cairn_status read_first(const struct cairn__file *f, int64_t begin, cairn_fields *line, int64_t *end) {
     const int64_t left = f->nbytes - begin;
     size_t length;

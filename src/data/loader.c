@@ -1,10 +1,10 @@
-/* Loaders. Batches go through a ring of slots. The caller of cairn_loader_next alone looks at the sampler: it writes
- * the numbers of examples into free slots, and takes the oldest slot's batch when that is ready. Workers take wanted
- * slots in order, read the examples, each into memory of its own, and collate them into the slot's. So a batch is one
- * worker's, the order is the ring's, and workers see neither sampler nor device.
+/* Loaders. Batches go through a ring of slots. Only the caller of cairn_loader_next uses the sampler: it writes the
+ * indices of examples into free slots, and takes the oldest slot's batch when that is ready. Workers claim wanted slots
+ * in order, read each example into its own memory, and collate the examples into the slot's fields. One worker makes a
+ * batch, the ring keeps the order, and workers use neither sampler nor device.
  *
- * The ring is filled from the sampler's position. A sampler that is elsewhere than the last batch has left it was moved
- * by the program: then what was read ahead is thrown away. */
+ * The ring is filled from the sampler's position. If the sampler is not where the last batch left it, the program has
+ * moved it, and prefetched batches are discarded. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -28,7 +28,7 @@
 
 enum { MAX_WORKERS = 256, MAX_PREFETCH = 1 << 16, MAX_BATCH = 1 << 24, MAX_ERROR = 1024 };
 
-/* A place for a batch; its numbers and epoch are written before it is wanted, the rest before it is ready. */
+/* A slot for a batch. Its indices and epoch are written before it is wanted, the rest before it is ready. */
 struct slot {
     bool is_ready; /* under lock */
     int64_t epoch;
@@ -37,15 +37,16 @@ struct slot {
     cairn_fields *fields;
     cairn_status status;
     char error[MAX_ERROR];
-    uint64_t ticket; /* the caller's: until then the device may read the fields' pinned memory; 0 = it does not */
+    /* For the caller: the upload until which the device may read the fields' pinned memory; 0 = none. */
+    uint64_t ticket;
 };
 
-/* What reads: a thread, or the caller. */
+/* A reader: a worker's thread, or the caller. */
 struct reader {
     cairn_loader *loader;
     pthread_t thread;
-    cairn_fields **examples; /* [batch]; NULL behind those that have been needed */
-    int log_rank;            /* of the thread that made the loader, which may be a rank */
+    cairn_fields **examples; /* [batch]; NULL after those needed so far */
+    int log_rank;            /* of the thread that created the loader, which may be a rank */
 };
 
 struct cairn_loader {
@@ -58,26 +59,26 @@ struct cairn_loader {
     uint64_t seed;
     cairn_collate_fn collate;
     void *collate_ctx;
-    unsigned forks; /* where the threads were started */
+    unsigned forks; /* value of cairn__forks() when the threads were started */
 
-    struct slot *slots;  /* [num_slots]; batch b is in slot b mod num_slots */
-    int num_slots;       /* depth, and where the device copies later, one more, for the batch handed out last */
-    bool pins;           /* batches stand in pinned memory */
-    uint64_t head, tail; /* the next batch to hand out, and to want; the caller's, but tail, which is under lock */
-    int64_t epoch, position, ahead; /* of the sampler: after the batch before head, and after the one before tail */
+    struct slot *slots;             /* [num_slots]; batch b is in slot b mod num_slots */
+    int num_slots;                  /* depth, plus one for the batch returned last if the device copies later */
+    bool pins;                      /* batches are in pinned memory */
+    uint64_t head, tail;            /* next batch to return, and to want; head is the caller's, tail is under lock */
+    int64_t epoch, position, ahead; /* the sampler's, after the batch before head; ahead: after the one before tail */
 
     struct reader *readers; /* [workers], or the caller's */
     int workers, started;
     pthread_mutex_t lock;
     pthread_cond_t wanted, ready;
-    uint64_t claimed; /* the next batch for a worker; under lock, as reading and quit */
-    int reading;      /* workers that have one */
+    uint64_t claimed; /* next batch for a worker; under lock, as reading and quit are */
+    int reading;      /* workers that read a batch */
     bool quit;
-    atomic_bool cancelled; /* what is being read is not wanted any more */
+    atomic_bool cancelled; /* batches being read are no longer wanted */
 
     struct cairn_batch out;
     cairn_tensor *tensors[CAIRN_MAX_FIELDS];
-    int64_t *indices; /* [batch] of out */
+    int64_t *indices; /* [batch], for out */
 };
 
 /* ---- reading a batch ---- */
@@ -117,7 +118,7 @@ static cairn_status collate(struct reader *r, struct slot *s) {
     return keep_error(s, st, what);
 }
 
-/* Leaves a cancelled one as it is. */
+/* Stops early if the batch is cancelled. */
 static void read_batch(struct reader *r, struct slot *s) {
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     s->status = CAIRN_OK;
@@ -146,7 +147,7 @@ static void *work(void *argument) {
         pthread_mutex_lock(&l->lock);
         l->reading--;
         s->is_ready = true;
-        pthread_cond_signal(&l->ready); /* the caller alone waits for it */
+        pthread_cond_signal(&l->ready); /* only the caller waits for it */
     }
     pthread_mutex_unlock(&l->lock);
     return NULL;
@@ -154,8 +155,8 @@ static void *work(void *argument) {
 
 /* ---- the ring, by the caller ---- */
 
-/* What workers had to take from the host becomes pinned, for the batches to come. Without pinned memory uploads copy
- * once more. */
+/* Replaces memory that workers allocated on the host by pinned memory, for later batches. Without pinned memory uploads
+ * copy once more. */
 static void pin(cairn_loader *l, struct cairn__field_memory *m) {
     struct cairn_device *d = l->env->device;
     if (!l->pins || m->nbytes == 0) return;
@@ -170,13 +171,13 @@ static void pin(cairn_loader *l, struct cairn__field_memory *m) {
     m->nbytes = 0;
 }
 
-/* Wants batches for all free slots, as far as the epoch goes. */
+/* Wants batches for all free slots, up to the end of the epoch. */
 static cairn_status want(cairn_loader *l) {
     bool is_new = false;
     cairn_status st = CAIRN_OK;
     while (l->tail - l->head < (uint64_t)l->depth) {
         struct slot *s = &l->slots[l->tail % (uint64_t)l->num_slots];
-        TRY(cairn__device_wait_upload(l->env->device, s->ticket)); /* the device has read what is in the slot */
+        TRY(cairn__device_wait_upload(l->env->device, s->ticket)); /* until the device has read the slot */
         s->ticket = 0;
         for (int i = 0; i < CAIRN_MAX_FIELDS; i++) pin(l, &s->fields->memory[i]);
         s->n = cairn__sampler_peek(l->sampler, l->ahead, s->indices, l->batch);
@@ -194,7 +195,7 @@ out:
     return st;
 }
 
-/* Throws away what was read ahead, and waits for what is being read. */
+/* Discards prefetched batches, and waits for those being read. */
 static void restart(cairn_loader *l) {
     atomic_store(&l->cancelled, true);
     pthread_mutex_lock(&l->lock);
@@ -220,7 +221,7 @@ static void wait_for(cairn_loader *l, struct slot *s) {
     if (begin) cairn__trace("data", "wait", l->position, 0, begin);
 }
 
-/* ---- handing out ---- */
+/* ---- returning batches ---- */
 
 static bool has_type_of(const cairn_tensor *t, const struct cairn_field *f) {
     bool is_same = cairn_tensor_dtype(t) == f->dtype && cairn_tensor_ndim(t) == f->ndim;
@@ -259,7 +260,7 @@ out:
 }
 
 static void move_to(cairn_loader *l, int64_t position) {
-    (void)cairn_sampler_seek(l->sampler, position); /* it is within the epoch */
+    (void)cairn_sampler_seek(l->sampler, position); /* cannot fail: position is within the epoch */
     l->position = position;
 }
 
@@ -274,7 +275,7 @@ cairn_status cairn_loader_next(cairn_loader *l, const struct cairn_batch **batch
     if (cairn_sampler_epoch(l->sampler) != l->epoch || cairn_sampler_position(l->sampler) != l->position) restart(l);
     TRY(want(l));
     if (l->head == l->tail) {
-        move_to(l, cairn_sampler_length(l->sampler)); /* past what drop_last leaves out */
+        move_to(l, cairn_sampler_length(l->sampler)); /* past the examples that drop_last omits */
         *batch = NULL;
         return CAIRN_OK;
     }
@@ -283,11 +284,11 @@ cairn_status cairn_loader_next(cairn_loader *l, const struct cairn_batch **batch
     TRY(hand_out(l, s));
     l->head++;
     move_to(l, l->position + (int64_t)s->n);
-    (void)want(l); /* what fails here fails again in the next call */
+    (void)want(l); /* a failure here recurs in the next call */
     *batch = &l->out;
     return CAIRN_OK;
 out:
-    l->epoch = -1; /* the next call begins where the sampler is, and reads again */
+    l->epoch = -1; /* the next call starts at the sampler's position and reads again */
     return st;
 }
 
@@ -344,7 +345,7 @@ out:
     return st;
 }
 
-/* Workers block all signals: the program's handlers run in its own threads. */
+/* Workers block all signals, so that the program's handlers run in its own threads. */
 static cairn_status start(cairn_loader *l) {
     sigset_t all, before;
     int error = 0;
@@ -382,7 +383,7 @@ cairn_status cairn_loader_create(cairn_env *env, const cairn_dataset *dataset, c
     l->drops_last = o.drop_last == CAIRN_ON;
     l->seed = o.seed;
     l->forks = cairn__forks();
-    l->epoch = -1; /* the first call begins where the sampler is then */
+    l->epoch = -1; /* the first call starts at the sampler's position then */
     choose_collate(l, &o);
     TRY(make_slots(l));
     TRY(make_readers(l));
@@ -409,7 +410,7 @@ static void join(cairn_loader *l) {
 void cairn_loader_destroy(cairn_loader **loader) {
     if (!loader || !*loader) return;
     cairn_loader *l = *loader;
-    if (l->forks == cairn__forks()) join(l); /* a child of fork has no such threads */
+    if (l->forks == cairn__forks()) join(l); /* a forked child does not have these threads */
     for (int i = 0; i < CAIRN_MAX_FIELDS; i++) cairn_tensor_destroy(&l->tensors[i]);
     for (int i = 0; l->readers && i < (l->workers > 0 ? l->workers : 1); i++) {
         struct reader *r = &l->readers[i];

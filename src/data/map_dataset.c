@@ -1,4 +1,4 @@
-/* A dataset made from another by a function, and the fields that it reads the other's examples into. */
+/* A dataset that applies a function to another, and the scratch fields into which it reads the other's examples. */
 #include "cairn/datasets.h"
 #include "core/alloc.h"
 #include "core/status.h"

@@ -1,5 +1,5 @@
-/* .npy files. A header is the text of a Python dictionary with three entries, which may stand in any order; what numpy
- * never writes there is refused. */
+/* .npy files. A header is the text of a Python dictionary with three entries in any order. Forms that numpy never
+ * writes are refused. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdbool.h>
@@ -18,7 +18,7 @@ struct cairn_npy {
     cairn_dtype dtype;
     int ndim;
     int64_t shape[MAX_DIMS];
-    int64_t begin; /* of the array in the file */
+    int64_t begin; /* offset of the array in the file */
     int64_t rows;
     size_t row_nbytes;
 };
@@ -40,7 +40,7 @@ static bool take(struct text *t, const char *word) {
     return true;
 }
 
-/* 'text' or "text", without an escape, into out; false where that is not there or does not fit. */
+/* Reads 'text' or "text", without escapes, into out; false if there is none or it does not fit. */
 static bool take_string(struct text *t, char *out, size_t nbytes) {
     skip_spaces(t);
     const char quote = *t->at;
@@ -54,7 +54,7 @@ static bool take_string(struct text *t, char *out, size_t nbytes) {
     return true;
 }
 
-/* "(3, 4)", "(3,)" or "()"; Python 2 wrote 3L. */
+/* Reads "(3, 4)", "(3,)" or "()"; Python 2 wrote 3L. */
 static bool take_shape(struct text *t, cairn_npy *f) {
     if (!take(t, "(")) return false;
     f->ndim = 0;
@@ -156,7 +156,7 @@ out:
     return st;
 }
 
-/* Sizes are the file's word: their product may leave every integer, or the file. */
+/* Sizes are untrusted: their product may overflow, or exceed the file. */
 static cairn_status measure(cairn_npy *f) {
     int64_t nbytes = (int64_t)cairn_dtype_nbytes(f->dtype), all;
     bool fits = true, is_empty = false;

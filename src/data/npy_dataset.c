@@ -22,7 +22,7 @@ static cairn_status read_row(const cairn_npy *x, int64_t row, cairn_fields *exam
     TRY(cairn_fields_add(example, dtype == CAIRN_U8 ? CAIRN_I32 : dtype, ndim, shape, &values));
     if (dtype != CAIRN_U8) {
         TRY(cairn_npy_read_rows(x, &row, 1, values, nbytes));
-    } else { /* bytes at the end of the room for as many i32, which they become */
+    } else { /* reads bytes into the end of the memory for the i32 values, then widens them in place */
         unsigned char *bytes = (unsigned char *)values + 3 * nbytes;
         TRY(cairn_npy_read_rows(x, &row, 1, bytes, nbytes));
         for (size_t i = 0; i < nbytes; i++) ((int32_t *)values)[i] = bytes[i];

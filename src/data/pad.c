@@ -1,4 +1,4 @@
-/* Examples of different lengths in one batch. */
+/* Padding: examples of different lengths in one batch. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static bool is_padded(const struct cairn_pad_options *o, int field, const struct
     return f->ndim > 0 && (o->fields == 0 || (o->fields >> field & 1) != 0);
 }
 
-/* The size that the first dimension of a field has in the batch. */
+/* The size of the first dimension of a field in the batch. */
 static cairn_status find_length(const struct cairn_pad_options *o, const cairn_fields *const *examples, size_t n,
                                 int field, int64_t *length) {
     int64_t most = 0;
@@ -26,12 +26,13 @@ static cairn_status find_length(const struct cairn_pad_options *o, const cairn_f
     }
     if (o->length > 0) most = o->length;
     const int64_t over = o->multiple_of > 1 ? most % o->multiple_of : 0;
-    if (over && __builtin_add_overflow(most, o->multiple_of - over, &most)) most = INT64_MAX; /* adding it fails */
+    /* On overflow, adding the field fails. */
+    if (over && __builtin_add_overflow(most, o->multiple_of - over, &most)) most = INT64_MAX;
     *length = most;
     return CAIRN_OK;
 }
 
-/* n elements of one value. Text is u8, which no tensor is and no conversion knows. */
+/* Fills n elements with one value. u8 is handled here, since no conversion supports it. */
 static void fill(void *to, cairn_dtype dtype, double value, size_t n) {
     const size_t nbytes = cairn_dtype_nbytes(dtype);
     uint64_t one = 0;
@@ -65,7 +66,7 @@ out:
     return st;
 }
 
-/* first: the batch's of field 0. */
+/* first: field 0 of the batch. */
 static cairn_status add_mask(const struct cairn_pad_options *o, const cairn_fields *const *examples, size_t n,
                              int first, cairn_fields *batch) {
     const int field = o->mask_of;

@@ -1,4 +1,4 @@
-/* Random numbers of an example: a stream of words that its epoch and its number choose. */
+/* Random numbers of an example: a stream of words determined by seed, epoch and index. */
 #include <string.h>
 
 #include "cairn/loader.h"
@@ -15,7 +15,7 @@ static void store(struct cairn_random *random, const struct cairn__words *w) {
     memcpy(random->state, w, sizeof(*w));
 }
 
-/* The two top bits of the counter are set: no sampler and no tensor has such counters. */
+/* The two top bits of the counter are set, which counters of samplers and tensors never have. */
 void cairn_random_begin(struct cairn_random *random, uint64_t seed, int64_t epoch, int64_t index) {
     const uint64_t place = (uint64_t)index, turn = (uint64_t)epoch & (((uint64_t)1 << 30) - 1);
     const struct cairn__words w = {.key = seed,

@@ -1,4 +1,4 @@
-/* Samplers: an order of all examples, of which each rank reads every size-th place. */
+/* Samplers: an order of all examples, of which each rank reads every size-th. */
 #include <inttypes.h>
 
 #include "cairn/data.h"
@@ -10,18 +10,18 @@
 #include "param/stateful.h"
 
 #define MAX_SHUFFLED ((int64_t)UINT32_MAX)
-#define MOST         ((int64_t)1 << 62) /* so that no place, padding included, leaves int64_t */
+#define MOST         ((int64_t)1 << 62) /* keeps places, padding included, within int64_t */
 
 struct cairn_sampler {
     int64_t n, length, position, epoch;
     int rank, size;
     uint64_t seed;
     cairn_switch drop_last, pad;
-    uint32_t *order; /* [n] of this epoch; NULL: 0, 1, 2, ... */
+    uint32_t *order; /* [n], of this epoch; NULL = 0, 1, 2, ... */
 };
 
-/* The high half of the counter has its top bit set, which those of tensors' random numbers never have, and the next one
- * not, which those of examples have (random.c). */
+/* In the counter's high half the top bit is set, which counters of tensors' random numbers never have, and the next bit
+ * is clear, which counters of examples have set (random.c). */
 static void shuffle(cairn_sampler *s) {
     struct cairn__words w = {.key = s->seed, .high = (uint64_t)s->epoch | (uint64_t)1 << 63};
     uint32_t *order = s->order;
@@ -151,8 +151,8 @@ int64_t cairn_sampler_epoch(const cairn_sampler *sampler) {
 
 /* ---- state ---- */
 
-/* Ranks that share a sampler have equal numbers, but at the end of an epoch without padding; each may have one of its
- * own. */
+/* Ranks of a distributed sampler have equal positions, except at the end of an epoch without padding. Ranks may also
+ * have separate samplers. */
 static cairn_status list(void *object, struct cairn__entries *entries) {
     const cairn_sampler *s = object;
     const struct {
@@ -190,7 +190,8 @@ static cairn_status check_same(const cairn_sampler *s, const struct cairn__entri
     return CAIRN_OK;
 }
 
-/* Where `ranks` ranks had handed out `position` places each. An epoch that was over is over. */
+/* Computes the position for this number of ranks after `ranks` ranks had returned `position` examples each. A finished
+ * epoch stays finished. */
 static cairn_status move(const cairn_sampler *s, int64_t ranks, int64_t position, int64_t *out) {
     const int64_t most = length_of(s, 0, (int)ranks);
     REQUIRE(position >= 0 && position <= most, CAIRN_EINVAL,
@@ -199,7 +200,7 @@ static cairn_status move(const cairn_sampler *s, int64_t ranks, int64_t position
         *out = position < s->length && position < most ? position : s->length;
         return CAIRN_OK;
     }
-    const int64_t places = position * ranks; /* within the dataset, or it was refused */
+    const int64_t places = position * ranks; /* within the dataset, which was checked before */
     REQUIRE(places % s->size == 0, CAIRN_EINVAL,
             "sampler: %" PRId64 " ranks had handed out %" PRId64 " examples, %" PRId64 " each, which %d ranks do not "
             "divide; save where they do, as at the end of an epoch",

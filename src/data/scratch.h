@@ -1,4 +1,4 @@
-/* Fields for a call that reads, kept for the next call: as many as have been used at one time. Any thread. */
+/* A pool of fields for calls that read: as many as were in use at one time. Any thread. */
 #ifndef CAIRN__DATA_SCRATCH_H
 #define CAIRN__DATA_SCRATCH_H
 
@@ -8,13 +8,13 @@
 
 struct cairn__scratch {
     pthread_mutex_t lock;
-    cairn_fields *free; /* by ->next */
+    cairn_fields *free; /* linked by ->next */
 };
 
 void cairn__scratch_begin(struct cairn__scratch *scratch);
 void cairn__scratch_end(struct cairn__scratch *scratch);
 
-/* Without fields. To be given back. Errors: CAIRN_ENOMEM. */
+/* Takes an empty object, to be given back. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__scratch_take(struct cairn__scratch *scratch, cairn_fields **out);
 void cairn__scratch_give(struct cairn__scratch *scratch, cairn_fields *fields); /* NULL is fine */
 

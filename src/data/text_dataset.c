@@ -1,4 +1,4 @@
-/* Text in files: a record a line, as JSON or as cells between tabs. */
+/* Text in files with one record per line, as JSON or tab-separated cells. */
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -19,34 +19,34 @@
 
 enum { MAX_DEPTH = 64, MAX_LABELS = 1 << 16, SHOWN = 60 };
 
-/* A column that is read: text, or, the last one, a label. */
+/* A column to read: text, or, for the last one, a label. */
 struct column {
     char *name;
-    size_t cell; /* of a table: which it is of a line's cells */
+    size_t cell; /* in a table: index of the cell in a line */
 };
 
 struct texts {
     char *path;
     struct cairn__lines *lines;
     bool is_table, has_header, has_label;
-    struct column columns[CAIRN_MAX_FIELDS]; /* a label behind them */
+    struct column columns[CAIRN_MAX_FIELDS]; /* the label's column is last */
     int count;                               /* with the label */
-    char **labels;                           /* [num_labels]; 0 = labels are numbers */
+    char **labels;                           /* [num_labels]; if num_labels is 0, labels are numbers */
     int num_labels;
-    char *dropped; /* the label of lines that are no records; NULL = there is none */
+    char *dropped; /* lines with this label are not records; NULL = none */
     struct cairn__scratch scratch;
 };
 
-/* A value of a record, in memory of the line or of jansson. */
+/* A value of a record, in the line's memory or jansson's. */
 struct cell {
-    const char *text; /* NULL = there is none */
+    const char *text; /* NULL = missing */
     size_t nbytes;
-    char number[24]; /* of a JSON integer */
+    char number[24]; /* text of a JSON integer */
 };
 
 /* ---- a line's values ---- */
 
-/* Cell number `at` of a line; text NULL where the line has fewer. */
+/* Cell number `at` of a line; text is NULL if the line has fewer. */
 static struct cell cut(const char *line, size_t nbytes, size_t at) {
     const char *end = line + nbytes;
     struct cell c = {.text = NULL};
@@ -62,7 +62,7 @@ static struct cell cut(const char *line, size_t nbytes, size_t at) {
     }
 }
 
-/* NULL with why, for what is no JSON object that Cairn reads. */
+/* Returns NULL and writes the reason to why, if the line is not a JSON object that Cairn reads. */
 static json_t *parse(const char *line, size_t nbytes, char why[SHOWN + JSON_ERROR_TEXT_LENGTH]) {
     const struct cairn__json_scan found = cairn__json_scan(line, nbytes);
     json_error_t error;
@@ -78,7 +78,7 @@ static json_t *parse(const char *line, size_t nbytes, char why[SHOWN + JSON_ERRO
     return NULL;
 }
 
-/* Points into itself where the value is a number: it may not be copied then. */
+/* If the value is a number, the cell points into itself, so do not copy it. */
 static void look_up(struct cell *c, const json_t *record, const char *name) {
     const json_t *value = json_object_get(record, name);
     *c = (struct cell){.text = json_string_value(value), .nbytes = json_string_length(value)};
@@ -93,7 +93,7 @@ static bool is_word(const struct cell *c, const char *word) {
 
 /* ---- which lines are records ---- */
 
-/* Lines that cannot be read are records too, so that reading one says why. */
+/* Unreadable lines are records too, so that reading one reports why. */
 static bool is_record(void *ctx, const char *line, size_t nbytes) {
     const struct texts *t = ctx;
     const struct column *label = &t->columns[t->count - 1];
@@ -262,7 +262,7 @@ static bool is_in_header(const struct cairn_field *header, const char *name, siz
     return false;
 }
 
-/* Where the columns are in a table. */
+/* Finds the columns of a table. */
 static cairn_status find_columns(struct texts *t) {
     cairn_fields *header = NULL;
     cairn_status st = CAIRN_OK;

@@ -1,4 +1,4 @@
-/* In place of text_dataset.c where a library is missing. */
+/* Replaces text_dataset.c if a library it needs is missing. */
 #include "cairn/datasets.h"
 #include "core/status.h"
 

@@ -12,7 +12,7 @@ enum { HEADER = 1024, MAGIC = 20240520, VERSION = 1, TOKEN = 2 };
 
 struct stream {
     struct cairn__file file;
-    int64_t first; /* example that is in it */
+    int64_t first; /* its first example */
 };
 
 struct tokens {
@@ -36,7 +36,8 @@ static cairn_status open_stream(const struct tokens *t, const char *path, struct
                         "%s: %" PRId64 " bytes, fewer than those of the %" PRIu32
                         " tokens that its header declares; the file may have been truncated",
                         path, s->file.nbytes, head[2]));
-    if (head[2] > t->length) *count += (head[2] - t->length - 1) / t->stride + 1; /* each needs one token more */
+    /* Each example needs one token more. */
+    if (head[2] > t->length) *count += (head[2] - t->length - 1) / t->stride + 1;
 out:
     return st;
 }
@@ -52,8 +53,8 @@ static const struct stream *find(const struct tokens *t, int64_t index) {
     return &t->streams[low];
 }
 
-/* One read, of a token more than an input has: 16 bits each at the end of the inputs' memory, where those that are
- * written do not reach those that are still to be read. */
+/* One read of one token more than an input has. The 16-bit tokens are read into the end of the inputs' memory, so that
+ * widening from the front never overwrites unread tokens. */
 static cairn_status read_example(void *self, int64_t index, struct cairn_random *random, cairn_fields *example) {
     const struct tokens *t = self;
     const struct stream *s = find(t, index);

@@ -1,4 +1,4 @@
-/* Streams of random words, of samplers and of examples: words of Philox under a key, from a counter on. */
+/* Streams of random words for samplers and examples: the output of Philox for a key, from a counter on. */
 #ifndef CAIRN__DATA_WORDS_H
 #define CAIRN__DATA_WORDS_H
 

@@ -1,5 +1,5 @@
-/* Metrics. Each is an array of f64 sums that add up over batches and ranks, and a value that follows from them; kinds
- * differ in what a batch of scores adds and in how the value follows. */
+/* Metrics. Each is an array of f64 sums, added up over batches and ranks, and a value computed from them. Kinds differ
+ * in what a batch of scores adds and how the value is computed. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
@@ -20,18 +20,18 @@ static const char *const kind_names[] = {[MEAN] = "mean",
                                          [CONFUSION_MATRIX] = "confusion matrix",
                                          [F1] = "F1"};
 
-enum { SUM, WEIGHT, SUMS }; /* of all kinds but the two with a matrix */
+enum { SUM, WEIGHT, SUMS }; /* sums of all kinds without a matrix */
 
 struct cairn_metric {
     enum kind kind;
-    int k;                 /* of an accuracy */
-    int64_t classes;       /* of a matrix; 0 = as many as scores have */
-    cairn_average average; /* of an F1 */
+    int k;                 /* for accuracies */
+    int64_t classes;       /* for matrices; 0 = as many as scores have */
+    cairn_average average; /* for F1 */
     int64_t ignored;
     bool is_reduced;
     size_t n;
     double *counts; /* [n]: SUM, WEIGHT, or [target][prediction] */
-    void *scratch;  /* of a batch: scores, then targets */
+    void *scratch;  /* for a batch: scores, then targets */
     size_t scratch_nbytes;
 };
 
@@ -114,7 +114,7 @@ static bool ranks_above(double a, double b) {
     return a > b || (isnan(a) && !isnan(b));
 }
 
-/* How many classes rank above class c: those with a higher score, and of equal ones the lower classes. */
+/* The number of classes that rank above class c: those with a higher score, or an equal score and a lower number. */
 static int64_t num_above(const struct batch *b, const double *row, int64_t c) {
     int64_t above = 0;
     for (int64_t j = 0; j < b->classes; j++) {
@@ -132,7 +132,7 @@ static int64_t highest(const struct batch *b, const double *row) {
     return best;
 }
 
-/* -log softmax(row)[c], from the largest score down so that nothing overflows. */
+/* -log softmax(row)[c], relative to the largest score so that nothing overflows. */
 static double nll(const struct batch *b, const double *row, int64_t c) {
     double most = -INFINITY, sum = 0;
     for (int64_t j = 0; j < b->classes; j++) most = fmax(most, row[j * b->inner]);
@@ -153,7 +153,7 @@ static bool is_index(cairn_dtype dtype) {
     return dtype == CAIRN_I32 || dtype == CAIRN_I64;
 }
 
-/* Whether targets have the shape of scores without its dimension of classes, which is 1, or 0 of a single row. */
+/* Checks that targets have the shape of scores without the dimension of classes, which is 1, or 0 for a single row. */
 static cairn_status check_shapes(const cairn_metric *m, const cairn_tensor *scores, const cairn_tensor *targets,
                                  struct batch *out) {
     const int ndim = cairn_tensor_ndim(scores), axis = ndim > 1;
@@ -204,7 +204,8 @@ out:
 cairn_status cairn_metric_update(cairn_metric *metric, const cairn_tensor *scores, const cairn_tensor *targets) {
     REQUIRE(metric, CAIRN_EINVAL, "cairn_metric_update: metric is NULL");
     if (!scores || !targets) {
-        const cairn_status cause = cairn__last_status(); /* of a graph-building call, whose sentence stays */
+        /* Of the call that failed to make a tensor, whose message is kept. */
+        const cairn_status cause = cairn__last_status();
         return cause == CAIRN_OK ? cairn__fail(CAIRN_EINVAL, "cairn_metric_update: scores or targets are NULL") : cause;
     }
     REQUIRE(metric->kind != MEAN, CAIRN_EINVAL,
@@ -241,7 +242,7 @@ cairn_status cairn_metric_add(cairn_metric *metric, double value, double weight)
 
 /* ---- ranks ---- */
 
-/* What must be equal on all ranks. */
+/* A hash of what must be equal on all ranks. */
 static uint64_t describe(cairn_metric *const *metrics, int count) {
     uint64_t hash = CAIRN__HASH_START;
     for (int i = 0; i < count; i++) {
@@ -295,7 +296,7 @@ out:
 
 /* ---- values ---- */
 
-/* Of one class, or of the sum over classes. */
+/* For one class, or summed over classes. */
 struct tally {
     double hits, targets, predictions;
 };
@@ -309,7 +310,7 @@ static struct tally tally_of(const cairn_metric *m, int64_t c) {
     return t;
 }
 
-/* 2 tp / (2 tp + fp + fn), as targets are tp + fn and predictions tp + fp. */
+/* 2 tp / (2 tp + fp + fn), where targets = tp + fn and predictions = tp + fp. */
 static double f1_of(struct tally t) {
     return t.targets + t.predictions > 0 ? 2 * t.hits / (t.targets + t.predictions) : 0;
 }

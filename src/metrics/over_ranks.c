@@ -1,4 +1,4 @@
-/* Numbers and tensors over ranks. */
+/* Collectives on numbers and tensors. */
 #include <math.h>
 
 #include "cairn/metrics.h"
@@ -28,7 +28,7 @@ cairn_status ddp_mean(double *value, double weight, cairn_group *group) {
 
 /* ---- tensors ---- */
 
-/* The memory of a leaf, which the group can exchange. */
+/* Returns the memory of a leaf tensor, for a collective. */
 static cairn_status open_tensor(cairn_tensor *x, const char *call, cairn_group *group, void **data) {
     REQUIRE(x && group, CAIRN_EINVAL, "%s: tensor and group must be set", call);
     const struct cairn_device *exchanged = cairn__group_device(group);
@@ -37,7 +37,7 @@ static cairn_status open_tensor(cairn_tensor *x, const char *call, cairn_group *
     return cairn__tensor_open(x, call, data);
 }
 
-/* A bool is a byte, of which reductions are refused by the collective. */
+/* A bool is sent as a byte; the collective refuses reductions of bytes. */
 static cairn_dtype copied_as(const cairn_tensor *x) {
     const cairn_dtype dtype = cairn_tensor_dtype(x);
     return dtype == CAIRN_BOOL ? CAIRN_U8 : dtype;
@@ -64,7 +64,7 @@ out:
 cairn_status cairn_tensor_allgather(const cairn_tensor *x, cairn_group *group, cairn_tensor **out) {
     REQUIRE(x && group && out, CAIRN_EINVAL, "cairn_tensor_allgather: x, group and out must be set");
     cairn_status st = CAIRN_OK;
-    cairn_tensor *own = cairn_tensor_keep(x), *all = NULL; /* a result's values, dense */
+    cairn_tensor *own = cairn_tensor_keep(x), *all = NULL; /* keeps the values of a result, dense */
     void *from = NULL, *to = NULL;
     int64_t shape[CAIRN_MAX_DIMS] = {1};
     if (!own) return cairn__last_status();

@@ -1,5 +1,5 @@
-/* Writers of the environment's variables. They belong to a rank of the process: environments that are alive at the same
- * time share them. What is left at the process's exit is ended then. */
+/* Writers requested by environment variables. They belong to a rank of the process: its live environments share them.
+ * Writers that remain at the process's exit are ended then. */
 #include "observe/begin.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@
 static const struct {
     const char *variable;
     cairn_status (*open)(int rank, int size, const char *path, cairn_writer **out);
-    bool is_of_all; /* ranks; else of rank 0 where no %r is in the name */
+    bool is_of_all; /* all ranks write; false = only rank 0, unless the name has %r */
 } openers[] = {{"CAIRN_TIMELINE", cairn__timeline_open, true},
                {"CAIRN_CSV", cairn__csv_open, false},
                {"CAIRN_TENSORBOARD", cairn__tensorboard_open, false},

@@ -6,7 +6,7 @@ static uint32_t table[256];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void fill(void) {
-    const uint32_t polynomial = UINT32_C(0x82f63b78); /* of RFC 3720, bits reversed */
+    const uint32_t polynomial = UINT32_C(0x82f63b78); /* RFC 3720's, bits reversed */
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t crc = i;
         for (int k = 0; k < 8; k++) crc = crc >> 1 ^ (crc & 1 ? polynomial : 0);

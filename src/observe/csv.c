@@ -1,4 +1,4 @@
-/* Scalars as comma-separated values: one a line, so that names may come at any time. Source: RFC 4180. */
+/* Scalars as comma-separated values, one per line, so that new names may appear at any time. Source: RFC 4180. */
 #include "observe/csv.h"
 
 #include <inttypes.h>
@@ -18,7 +18,7 @@ struct csv {
     uint64_t began_ns;
 };
 
-/* In quotes, with those inside doubled, where the name would break the line; cut where it is too long. */
+/* Quotes the name, with inner quotes doubled, if it would break the line. Cuts a name that is too long. */
 static void quote(const char *name, char out[NAME]) {
     size_t used = 0;
     const bool needs = strpbrk(name, ",\"\r\n") != NULL;
@@ -36,7 +36,7 @@ static void hear(struct cairn_writer *writer, const struct cairn__event *e) {
     char line[LINE], name[NAME], value[40];
     if (e->kind != CAIRN__SCALAR) return;
     quote(e->what, name);
-    if (isnan(e->value)) snprintf(value, sizeof(value), "nan"); /* without the sign that printf gives some */
+    if (isnan(e->value)) snprintf(value, sizeof(value), "nan"); /* printf prints a sign for some */
     else snprintf(value, sizeof(value), "%.17g", e->value);
     const double seconds = e->end_ns > c->began_ns ? (double)(e->end_ns - c->began_ns) * 1e-9 : 0;
     const int n = snprintf(line, sizeof(line), "%" PRId64 ",%s,%s,%.6f\n", e->index, name, value, seconds);

@@ -1,4 +1,4 @@
-/* Counts of exponents: of memory and tensors, what a format would lose of them, and as a histogram. */
+/* Counts of exponents: of memory and tensors, what a format would lose, and as a histogram. */
 #include "observe/exponents.h"
 
 #include <assert.h>
@@ -17,7 +17,7 @@ static_assert((int)CAIRN_LEAST_BINADE == (int)CAIRN__LEAST_BINADE && (int)CAIRN_
 
 /* ---- counting ---- */
 
-enum { AT_ONCE = 64 }; /* blocks that are counted apart when others between them are not */
+enum { AT_ONCE = 64 }; /* blocks in one pass when only every n-th is counted */
 
 static void add(struct cairn_exponents *into, const struct cairn__exponent_counts *c) {
     into->zeros += c->zeros;
@@ -32,7 +32,7 @@ static bool is_float(cairn_dtype t) {
     return t == CAIRN_F64 || t == CAIRN_F32 || cairn__is_half(t);
 }
 
-/* The next items, at most AT_ONCE, from element *at on. */
+/* Lists the next items, at most AT_ONCE, from element *at on. */
 static size_t list_blocks(const void *x, size_t n, cairn_dtype dtype, size_t every, size_t *at,
                           struct cairn__item items[AT_ONCE]) {
     const size_t whole = every == 1 ? n : CAIRN_EXPONENTS_BLOCK, width = cairn_dtype_nbytes(dtype);
@@ -78,7 +78,7 @@ cairn_status cairn__exponents_check_memory(const char *what, const cairn_env *en
     return CAIRN_OK;
 }
 
-/* struct_size stays the caller's. */
+/* Keeps the caller's struct_size. */
 static void write(const struct cairn_exponents *own, struct cairn_exponents *given) {
     const size_t size = given->struct_size, nbytes = size < sizeof(*own) ? size : sizeof(*own);
     memcpy((char *)given + sizeof(size), (const char *)own + sizeof(size), nbytes - sizeof(size));
@@ -110,7 +110,7 @@ out:
     return st;
 }
 
-/* A dense result of a view goes with no_grad's. */
+/* A view's dense copy is freed at the end of no_grad. */
 cairn_status cairn_exponents_count_tensor(cairn_tensor *t, const struct cairn_exponents_options *options,
                                           struct cairn_exponents *counts) {
     REQUIRE(t, CAIRN_EINVAL, "cairn_exponents_count_tensor: the tensor is NULL");
@@ -140,7 +140,7 @@ out:
     return st;
 }
 
-/* ---- what they say ---- */
+/* ---- evaluating counts ---- */
 
 static uint64_t in_binades(const struct cairn_exponents *e) {
     uint64_t sum = 0;
@@ -165,7 +165,7 @@ int cairn_exponents_greatest(const struct cairn_exponents *counts, int *binade) 
     return 0;
 }
 
-/* Magnitudes [low, high) of one count, as to what rounding makes of them. */
+/* Classifies magnitudes [low, high) of one count by the effect of rounding. */
 static void lose(const struct cairn_number_range *range, double low, double high, double share,
                  struct cairn_exponents_loss *loss) {
     if (high <= range->half) loss->to_zero += share;
@@ -208,7 +208,7 @@ static void put_bucket(struct cairn_histogram *h, struct cairn_exponents_buckets
     h->count += count;
 }
 
-/* Of one whose elements are estimated to be `middle`. */
+/* Adds a count whose elements are estimated as `middle`. */
 static void put_magnitudes(struct cairn_histogram *h, struct cairn_exponents_buckets *room, double low, double limit,
                            uint64_t count, double middle) {
     if (count && h->max == 0 && h->num_zeros == 0) h->min = low;

@@ -1,4 +1,4 @@
-/* Files that cairn-lab reports from: a line of JSON for each fact, scalar and histogram. docs/observing.md has the
+/* The files that cairn-lab reads: one line of JSON for each fact, scalar and histogram. docs/observing.md has the
  * format. Source: RFC 8259; JSON Lines. */
 #include "observe/lab.h"
 
@@ -23,8 +23,8 @@ struct lab {
     struct cairn_writer base;
     struct cairn__out out;
     uint64_t began_ns;
-    char line[LINE]; /* in the making */
-    size_t used;     /* LINE: it does not fit */
+    char line[LINE]; /* line being built */
+    size_t used;     /* LINE = too long */
 };
 
 /* ---- lines ---- */
@@ -121,7 +121,7 @@ static void end(struct cairn_writer *writer, bool is_own) {
     cairn__free(writer);
 }
 
-/* every 0: a recorder is the program's own. */
+/* every 0: the recorder is the program's own. */
 static cairn_status open_lab(int rank, int size, const char *folder, int64_t every, cairn_writer **out) {
     static const struct cairn__writer_kind kind = {.hear = hear, .flush = flush, .end = end};
     struct lab *l = NULL;

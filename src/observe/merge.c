@@ -1,7 +1,6 @@
-/* Merges the parts of a timeline into one, sorted by time, in the clock of the lowest rank that is there. Where ranks
- * share a machine, their clock is one; elsewhere the part says how far its clock is ahead of rank 0's
- * (cairn_timeline_align), or else wall clocks are what they have in common. A part may end anywhere: its rank may have
- * died. */
+/* Merges the parts of a timeline into one, sorted by time, in the clock of the lowest rank present. Ranks on one
+ * machine share a clock. For others, the part says how far its clock is ahead of rank 0's (cairn_timeline_align);
+ * without that, wall clocks are compared. A part may end anywhere, since its rank may have died. */
 #include "observe/merge.h"
 
 #include <errno.h>
@@ -27,14 +26,14 @@ struct part {
     char *text;
     uint64_t clock;
     int64_t wall, ahead;
-    int64_t shift; /* to be added to its times, ns */
+    int64_t shift; /* added to its times, ns */
     bool is_aligned;
     int size;
 };
 
 struct event {
     int64_t ns, took;
-    const char *rest; /* behind the time */
+    const char *rest; /* the text after the time */
     size_t nbytes;
 };
 
@@ -61,7 +60,7 @@ static cairn_status read_text(const char *name, char **out) {
     return st;
 }
 
-/* The number behind key in a line; false where there is none. */
+/* Reads the number after key in a line; false = none. */
 static bool number_of(const char *line, const char *key, int64_t *value) {
     const char *end = line + strcspn(line, "\n"), *at = strstr(line, key);
     if (!at || at >= end) return false;
@@ -69,7 +68,7 @@ static bool number_of(const char *line, const char *key, int64_t *value) {
     return true;
 }
 
-/* "123.456" microseconds. */
+/* Converts "123.456" microseconds. */
 static int64_t nanoseconds(const char *text, char **end) {
     const int64_t us = strtoll(text, end, 10);
     const int64_t ns = **end == '.' ? strtoll(*end + 1, end, 10) : 0;
@@ -104,7 +103,7 @@ out:
     return st;
 }
 
-/* Lines that are whole: a comma may stand at the end of each, or before the next. */
+/* Reads complete lines. A comma may be at the end of a line or at the start of the next. */
 static cairn_status read_lines(struct merge *m, struct part *p) {
     cairn_status st = CAIRN_OK;
     const size_t first = m->num_events;
@@ -128,7 +127,8 @@ out:
 
 /* ---- writing ---- */
 
-/* What has no time comes first; of spans that begin together the longer one holds the other. */
+/* Lines without a time come first. Of spans that begin together the longer one comes first, since it contains the
+ * other. */
 static int compare(const void *a, const void *b) {
     const struct event *x = a, *y = b;
     if (x->ns != y->ns) return x->ns < y->ns ? -1 : 1;
@@ -159,7 +159,7 @@ static cairn_status write_merged(struct merge *m, const char *path) {
     return CAIRN_OK;
 }
 
-/* *found: how many of the parts of ranks 0 to size - 1 there are. */
+/* *found: how many parts of ranks 0 to size - 1 exist. */
 static cairn_status merge(const char *path, int size, size_t *found) {
     struct merge m = {.num_parts = 0};
     char name[CAIRN__OBSERVE_PATH];

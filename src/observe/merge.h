@@ -4,8 +4,8 @@
 
 #include "cairn/core.h"
 
-/* Merges the parts of ranks 0 to size - 1 into path unless one is still being written: its writer will. Parts are
- * removed if all are there. Errors: as cairn_timeline_merge. */
+/* Merges the parts of ranks 0 to size - 1 into path, unless one is still being written: then its writer merges them.
+ * Removes the parts if all exist. Errors: as cairn_timeline_merge. */
 cairn_status cairn__timeline_merge_last(const char *path, int size);
 
 #endif

@@ -1,4 +1,4 @@
-/* Names of files with the rank's number in them. */
+/* File names that contain the rank's number. */
 #ifndef CAIRN__OBSERVE_NAMES_H
 #define CAIRN__OBSERVE_NAMES_H
 
@@ -10,7 +10,7 @@
 
 enum { CAIRN__OBSERVE_PATH = 4096 };
 
-/* path with the rank's number for %r. Errors: CAIRN_EINVAL too long. */
+/* path with %r replaced by the rank's number. Errors: CAIRN_EINVAL too long. */
 static inline cairn_status cairn__path_of_rank(const char *path, int rank, char out[CAIRN__OBSERVE_PATH]) {
     const char *at = strstr(path, "%r");
     const int n = at ? snprintf(out, CAIRN__OBSERVE_PATH, "%.*s%d%s", (int)(at - path), path, rank, at + 2)
@@ -20,7 +20,7 @@ static inline cairn_status cairn__path_of_rank(const char *path, int rank, char 
     return CAIRN_OK;
 }
 
-/* A timeline's part of a rank: t.rank3.json for t.json. */
+/* The name of a rank's part of a timeline: t.rank3.json for t.json. */
 static inline cairn_status cairn__path_of_part(const char *path, int rank, char out[CAIRN__OBSERVE_PATH]) {
     const size_t length = strlen(path), end = sizeof(".json") - 1;
     const bool has_end = length > end && strcmp(path + length - end, ".json") == 0;

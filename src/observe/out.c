@@ -1,5 +1,5 @@
-/* Files of writers. Every write ends with the trailer, in the same call of the system, and begins where the last one
- * stood: so a process may die at any time. */
+/* Files of writers. Every write is one system call that begins at the last trailer's offset and ends with a new
+ * trailer, so the file is valid even if the process dies. */
 #include "observe/out.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "core/status.h"
 #include "core/trace.h"
 
-enum { BUFFER = 64 * 1024, MARGIN = 64 /* for the trailer */ };
+enum { BUFFER = 64 * 1024, MARGIN = 64 /* room for the trailer */ };
 static const uint64_t HELD_BACK_NS = 500 * 1000 * 1000;
 
 static cairn_status open_locked(struct cairn__out *out) {
@@ -63,7 +63,7 @@ out:
     return st;
 }
 
-/* The number of bytes that were written; errno is set where they are too few. */
+/* Returns the number of bytes written; sets errno if they are too few. */
 static size_t write_at(int fd, const char *bytes, size_t nbytes, off_t at) {
     size_t done = 0;
     while (done < nbytes) {
@@ -76,13 +76,13 @@ static size_t write_at(int fd, const char *bytes, size_t nbytes, off_t at) {
     return done;
 }
 
-/* What was there before stays, with its trailer: these bytes have their place on the disk. */
+/* Restores the earlier contents with their trailer, for which the disk has space. */
 static void give_up(struct cairn__out *out, int errnum) {
     const size_t trailer = strlen(out->trailer);
     char reason[100];
     if (out->is_begun && write_at(out->fd, out->trailer, trailer, out->at) == trailer) out->at += (off_t)trailer;
     (void)!ftruncate(out->fd, out->at);
-    out->status = CAIRN_ESYSTEM; /* not cairn__fail: events are sent by calls that succeed */
+    out->status = CAIRN_ESYSTEM; /* not cairn__fail, since calls that send events succeed */
     snprintf(out->error, sizeof(out->error),
              "the %s '%.300s' could not be written, and ends here; the training goes on: %s", out->what, out->path,
              strerror_r(errnum, reason, sizeof(reason)));
@@ -108,7 +108,8 @@ cairn_status cairn__out_flush(struct cairn__out *out) {
 void cairn__out_put(struct cairn__out *out, const void *bytes, size_t nbytes, uint64_t now_ns) {
     if (out->status != CAIRN_OK) return;
     if (out->used + nbytes > BUFFER) (void)cairn__out_flush(out);
-    if (nbytes > BUFFER || out->status != CAIRN_OK) return; /* no event is that long: writers limit their names */
+    /* Not reached: writers limit names, so no event is that long. */
+    if (nbytes > BUFFER || out->status != CAIRN_OK) return;
     memcpy(out->buffer + out->used, bytes, nbytes);
     out->used += nbytes;
     if (now_ns < out->written_ns + HELD_BACK_NS) return;
@@ -124,7 +125,7 @@ cairn_status cairn__out_flush_loudly(struct cairn__out *out) {
 
 void cairn__out_close(struct cairn__out *out, bool is_own) {
     if (is_own && out->fd >= 0) (void)cairn__out_flush(out);
-    if (is_own && out->fd >= 0) (void)flock(out->fd, LOCK_UN); /* children have the descriptor, too */
+    if (is_own && out->fd >= 0) (void)flock(out->fd, LOCK_UN); /* forked children have the descriptor too */
     if (out->fd >= 0) close(out->fd);
     cairn__free(out->path);
     cairn__free(out->what);

@@ -22,14 +22,14 @@ enum { LINE = 512, STDERR = 2 };
 
 struct cairn_progress {
     char *title;
-    int64_t total, before, done; /* before: of an earlier run, or before the clock began */
+    int64_t total, before, done; /* before: done in an earlier run, or before the clock started */
     uint64_t began_ns, shown_ns, interval_ns;
     int fd;
     bool is_writer, is_terminal, was_shown;
 };
 
-/* A terminal that shows a line over the one before. `script`, `ssh -tt` and containers whose output goes into a file
- * give one without a size: what is written there is kept, and would become a single line of megabytes. */
+/* Whether fd is a terminal on which a line can overwrite the previous one. `script`, `ssh -tt` and containers that log
+ * to a file provide a terminal without a size, whose output is kept and would become a single line of megabytes. */
 static bool overwrites_lines(int fd) {
     struct winsize w;
     return isatty(fd) && ioctl(fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 0;
@@ -126,7 +126,7 @@ static void put_values(struct line *l, const struct cairn_progress_values *v) {
     if (v->more) put(l, ", %s", v->more);
 }
 
-/* A reader that has gone must not end a training: SIGPIPE, unless it was waiting before, is taken away again. */
+/* A closed pipe must not end a training: consumes SIGPIPE, unless it was pending before. */
 static void write_all(int fd, const char *text, size_t n) {
     sigset_t pipe_only, before, pending;
     sigemptyset(&pipe_only);
@@ -154,7 +154,7 @@ void cairn_progress_show(cairn_progress *progress, const struct cairn_progress_v
     progress->shown_ns = cairn__now_ns();
     put_steps(&line, progress, progress->shown_ns);
     put_values(&line, &v);
-    /* A line that is wider than its terminal would not be written over. */
+    /* A line wider than the terminal could not be overwritten. */
     if (progress->is_terminal && ioctl(progress->fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 1 && line.used >= w.ws_col)
         line.used = w.ws_col - 1;
     put(&whole, progress->is_terminal ? "\r%.*s\033[K" : "%.*s\n", (int)(line.used < LINE - 8 ? line.used : LINE - 8),

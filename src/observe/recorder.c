@@ -1,6 +1,5 @@
-/* The recorder of a training: it watches what nn and param compute (param/watcher.h) and sends counts of exponents.
- * Nothing is kept from call to call but names of modules, whose numbers nn keeps with their results until the
- * gradients come. */
+/* The recorder: watches what nn and param compute (param/watcher.h) and sends counts of exponents as events. Between
+ * calls it keeps only names of modules, whose numbers nn keeps with the results until their gradients arrive. */
 #include "observe/recorder.h"
 
 #include <stdatomic.h>
@@ -19,11 +18,11 @@ enum { NAME = 640, EVERY = 10 };
 
 struct cairn_recorder {
     struct cairn__watcher watcher;
-    cairn_env *env; /* NULL = it has ended */
+    cairn_env *env; /* NULL = the environment has ended */
     int64_t every;
     size_t sample;
     bool gradients, results, failed;
-    bool is_environments; /* ends with it */
+    bool is_environments; /* owned by the environment */
 
     struct result {
         char *path;
@@ -31,15 +30,15 @@ struct cairn_recorder {
         int64_t step;
     } * names;
     size_t num_names, capacity;
-    uint64_t first; /* the number of names[0]: another in each recorder, as results may outlive one */
+    uint64_t first; /* the number of names[0]; different in each recorder, since results may outlive one */
 
-    struct cairn_exponents counts; /* of the tensor that is shown */
+    struct cairn_exponents counts; /* of the tensor being counted */
     struct cairn_exponents_buckets buckets;
 };
 
 /* ---- what is recorded ---- */
 
-/* How many sets that are alive were made before this one. */
+/* The number of live sets created before this one. */
 static size_t number_of(const struct cairn_param_set *set) {
     size_t number = 0;
     for (const struct cairn_param_set *s = set->next; s; s = s->next) number++;
@@ -54,7 +53,7 @@ static int64_t step_of_set(const struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) {
         if (set->params[i]->steps) return step_of_param(set->params[i]);
     }
-    return (int64_t)set->backward + 1; /* the next */
+    return (int64_t)set->backward + 1; /* the next backward */
 }
 
 static bool is_recorded(const struct cairn_recorder *r, int64_t step) {
@@ -68,7 +67,7 @@ static void fail(struct cairn_recorder *r) {
     cairn__log(CAIRN_LOG_ERROR, "exponents are recorded no more: %s", cairn_last_error());
 }
 
-/* "grad/0.weight"; of another set than the first "grad@1/0.weight". */
+/* Writes "grad/0.weight", or "grad@1/0.weight" for sets other than the first. */
 static void put_name(char text[NAME], const char *what, size_t set, const char *name) {
     if (set) {
         snprintf(text, NAME, "%s@%zu/%s", what, set, name);
@@ -93,14 +92,14 @@ out:
     return st;
 }
 
-/* ---- what the watcher is shown ---- */
+/* ---- the watcher's functions ---- */
 
 static bool wants_results(void *ctx, const struct cairn_param_set *params) {
     const struct cairn_recorder *r = ctx;
     return r->results && is_recorded(r, step_of_set(params));
 }
 
-/* The number of a name, which is added where it is new; 0 where there is no memory. */
+/* The number of a name, which is added if new; 0 = out of memory. */
 static uint64_t number_name(struct cairn_recorder *r, const char *path, size_t set, int64_t step) {
     size_t i = 0;
     while (i < r->num_names && (r->names[i].set != set || strcmp(r->names[i].path, path) != 0)) i++;
@@ -147,14 +146,14 @@ static void send_grad(struct cairn_recorder *r, const char *what, const struct c
     if (send(r, name, step_of_param(p), &values, g.values, p->set->scale) != CAIRN_OK) fail(r);
 }
 
-/* An unsynced gradient that is dropped (spares_unsynced) is in no slot. */
+/* A dropped unsynced gradient (spares_unsynced) is in no slot. */
 static void grad_ready(void *ctx, const struct cairn__param *p) {
     struct cairn_recorder *r = ctx;
     if (!r->gradients || !is_recorded(r, step_of_param(p)) || !cairn__grad_is_written(p->gradient)) return;
     send_grad(r, p->set->listener ? "grad_before" : "grad", p);
 }
 
-/* A listener may bring gradients of other ranks for parameters that this rank's backward did not reach. */
+/* The reduction may produce gradients for parameters that this rank's backward did not reach. */
 static void grads_settled(void *ctx, const struct cairn_param_set *set) {
     struct cairn_recorder *r = ctx;
     for (size_t i = 0; r->gradients && i < set->count; i++) {

@@ -52,7 +52,7 @@ static void end(struct cairn_writer *writer, bool is_own) {
     cairn__free(writer);
 }
 
-/* As TensorFlow names them: TensorBoard looks for "tfevents", and sorts by the seconds. */
+/* Named as by TensorFlow: TensorBoard looks for "tfevents", and sorts by the seconds. */
 static cairn_status name_file(char *path) {
     static atomic_uint number;
     char host[128] = "";

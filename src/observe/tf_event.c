@@ -1,7 +1,6 @@
-/* Event, Summary and HistogramProto, by hand: of their fields only those that TensorBoard reads for scalars and
- * histograms.
- * Sources: tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto, tensorflow/core/lib/io/
- * record_writer.h; the encoding after protobuf.dev/programming-guides/encoding. */
+/* Hand-written encoding of Event, Summary and HistogramProto, with only the fields that TensorBoard reads for scalars
+ * and histograms. Sources: tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto,
+ * tensorflow/core/lib/io/ record_writer.h; the encoding after protobuf.dev/programming-guides/encoding. */
 #include "observe/tf_event.h"
 
 #include <stdbool.h>
@@ -69,7 +68,7 @@ static void put_doubles(struct message *m, unsigned field, const double *values,
     for (size_t i = 0; i < n; i++) put_bare_double(m, values[i]);
 }
 
-/* The length of an inner message stands before it; 3 bytes hold any here, and protobuf takes a longer varint. */
+/* The length of an inner message precedes it. 3 bytes suffice for any here, and protobuf accepts padded varints. */
 enum { LENGTH = 3 };
 
 static struct message begin_inner(struct message *m, unsigned field) {

@@ -1,10 +1,9 @@
-/* Timelines in the format of Chrome's tracing, which Perfetto reads: a part per rank, which the rank that ends last
- * merges.
+/* Timelines in Chrome's trace format, which Perfetto reads. Each rank writes a part, and the rank that ends last merges
+ * them.
  *
- * A part's lines are events, and the first names the clock. Spans whose begin and end are on one thread nest, and are
- * complete events ("X") of that thread. Those of ddp and comm overlap one another and what the thread computes: each is
- * a pair of asynchronous events ("b", "e").
- * Source: the Trace Event Format, by the Chromium authors. */
+ * A part's lines are events, of which the first names the clock. Spans that begin and end on one thread nest, and are
+ * complete events ("X") of that thread. Spans of ddp and comm overlap each other and the thread's computation, so each
+ * is a pair of asynchronous events ("b", "e"). Source: the Trace Event Format, by the Chromium authors. */
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -31,11 +30,11 @@ enum { LINE = 2048, NAME = 600, THREADS = 256 };
 struct timeline {
     struct cairn_writer base;
     struct cairn__out out;
-    char *merged; /* NULL = the only rank's file is the timeline */
+    char *merged; /* path of the merged timeline; NULL = one rank, whose file is the timeline */
     int size;
     int rank;
     uint64_t next_id;
-    int64_t threads[THREADS]; /* that have been named */
+    int64_t threads[THREADS]; /* threads named so far */
     int num_threads;
 };
 
@@ -116,7 +115,7 @@ static void hear(struct cairn_writer *writer, const struct cairn__event *e) {
 
 /* ---- clocks ---- */
 
-/* A name of the machine's clock: ranks with the same one share CLOCK_MONOTONIC. */
+/* An identifier of the machine's clock: ranks with equal ones share CLOCK_MONOTONIC. */
 static uint64_t clock_name(void) {
     char text[100] = "";
     const char *given = cairn__var("CAIRN_HOST_ID");
@@ -127,7 +126,7 @@ static uint64_t clock_name(void) {
     return cairn__hash_text(CAIRN__HASH_START, given ? given : text);
 }
 
-/* What CLOCK_REALTIME is ahead. */
+/* How far CLOCK_REALTIME is ahead of CLOCK_MONOTONIC. */
 static int64_t wall_offset(void) {
     struct timespec wall;
     const uint64_t before = cairn__now_ns();
@@ -205,8 +204,8 @@ cairn_status cairn_timeline_create(cairn_env *env, const char *path, cairn_write
 
 enum { ROUNDS = 16 };
 
-/* Nobody leaves a gathering before all have entered it. So rank 0's clock at its leaving is, at the same moment, beyond
- * this rank's at its entering, and the other way round: every round gives bounds for how far this clock is ahead. */
+/* No rank leaves a gather before all have entered it, so rank 0 leaves after this rank has entered, and the other way
+ * round. Every round therefore bounds how far this rank's clock is ahead. */
 static cairn_status bound(struct cairn_env *env, int64_t *least, int64_t *most) {
     struct moments {
         uint64_t entered[ROUNDS], left[ROUNDS];

@@ -1,4 +1,4 @@
-/* What a half gradient lost, by a gradient of the same batch in f32. */
+/* What a half gradient lost, compared with an f32 gradient of the same batch. */
 #include "observe/exponents.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 enum { PART = 1 << 14 }; /* elements at once */
 
-/* By bits, as comparisons of floats take subnormals for zeros where the program flushes them. */
+/* Compares bits, since float comparisons treat subnormals as zeros if the program flushes them. */
 static void compare_part(const void *half, cairn_dtype dtype, const float *twin, size_t n,
                          struct cairn_twin_loss *out) {
     float (*const to_f32)(const void *x) = cairn__dtype(dtype)->to_f32;
@@ -30,7 +30,7 @@ static void compare_part(const void *half, cairn_dtype dtype, const float *twin,
     }
 }
 
-/* On a device of the host's memory nothing is copied. */
+/* If the device's memory is the host's, nothing is copied. */
 static cairn_status compare(struct cairn_device *d, const void *half, cairn_dtype dtype, const float *twin, size_t n,
                             struct cairn_twin_loss *out) {
     struct cairn_twin_loss loss = *out;

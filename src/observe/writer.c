@@ -62,7 +62,8 @@ static void hear(void *cookie, const struct cairn__event *event) {
 
 cairn_status cairn__writer_begin(struct cairn_writer *writer) {
     writer->forks = cairn__forks();
-    if (cairn__log_thread_rank() == CAIRN__LOG_RANK_OF_PROCESS) writer->rank = -1; /* its replicas are threads, too */
+    /* A process's replicas are threads too. */
+    if (cairn__log_thread_rank() == CAIRN__LOG_RANK_OF_PROCESS) writer->rank = -1;
     return cairn__trace_add_sink(hear, writer);
 }
 
