@@ -1,4 +1,4 @@
-/* Memory: aligned, counted, with sizes checked for overflow. */
+/* Memory allocation: aligned, counted, and checked for overflow of sizes. */
 #ifndef CAIRN__CORE_ALLOC_H
 #define CAIRN__CORE_ALLOC_H
 
@@ -10,10 +10,11 @@ enum { CAIRN__ALIGN = 64 };
  * Errors: CAIRN_ENOMEM with the size. */
 cairn_status cairn__alloc(size_t nbytes, void **out);
 
-/* The same, zeroed, for count elements of nbytes each. */
+/* As cairn__alloc, for count elements of nbytes each, zeroed. */
 cairn_status cairn__calloc(size_t count, size_t nbytes, void **out);
 
-/* Room for `want` elements in *array (a T**) whose room is *capacity; grows by doubling, keeps the contents. */
+/* Makes room for `want` elements of nbytes each in *array (a T**), whose room is *capacity. Grows by doubling and keeps
+ * the contents. */
 cairn_status cairn__grow(void **array, size_t *capacity, size_t want, size_t nbytes);
 
 /* A copy of text. */
@@ -21,7 +22,7 @@ cairn_status cairn__strdup(const char *text, char **out);
 
 void cairn__free(void *p);
 
-/* Calls of cairn__alloc (and what builds on it) so far in this process, and the allocations alive. Any thread. */
+/* The number of allocations made by this process so far, by any function above, and how many are alive. Any thread. */
 struct cairn__alloc_counters {
     uint64_t allocations;
     uint64_t alive;

@@ -1,4 +1,4 @@
-/* Deadlines and waiting by the monotonic clock, for the library and its modules: all of it is inline. */
+/* Deadlines and waits by the monotonic clock. All functions are inline, so that modules can use them too. */
 #ifndef CAIRN__CORE_CLOCK_H
 #define CAIRN__CORE_CLOCK_H
 
@@ -11,7 +11,7 @@ static inline double cairn__clock_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* So many seconds from now, at most 1e9, for pthread_cond_timedwait on a condition with this clock. */
+/* The time `seconds` (at most 1e9) from now, for pthread_cond_timedwait on a condition that uses this clock. */
 static inline struct timespec cairn__clock_in(double seconds) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -23,18 +23,18 @@ static inline struct timespec cairn__clock_in(double seconds) {
     return t;
 }
 
-/* How long a poller has waited since something moved. Of a gap between two polls longest_gap counts at most: in a
- * longer one the process computed, or was stopped. */
+/* Measures how long a poller has waited since the last progress. A gap between two polls counts as at most longest_gap:
+ * in a longer one the process was computing, or stopped. */
 struct cairn__stall {
     double seconds;
-    double last_poll; /* cairn__clock_seconds; 0 = none since something moved */
+    double last_poll; /* cairn__clock_seconds; 0 = no poll since the last progress */
 };
 
 static inline void cairn__stall_reset(struct cairn__stall *stall) {
     stall->seconds = stall->last_poll = 0;
 }
 
-/* Another poll in which nothing moved; returns the seconds that count until now. */
+/* Notes a poll without progress. Returns the seconds waited so far. */
 static inline double cairn__stall_poll(struct cairn__stall *stall, double longest_gap) {
     const double now = cairn__clock_seconds(), passed = stall->last_poll > 0 ? now - stall->last_poll : 0;
     stall->last_poll = now;

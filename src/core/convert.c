@@ -1,7 +1,7 @@
-/* Conversions go in blocks through int64_t between integers and bool, and through double where a float is converted; an
- * i64 becomes an f32 directly, so that it is rounded once. Half types come from an f32 that is rounded to odd: rounding
- * that to nearest gives what rounding the value itself would give, since an f32 has at least two bits more than a half.
- * Between bool and f32 there is no block: maps and folds of masks would spend most of their time in it. */
+/* Conversions are done in blocks: through int64_t between integers and bool, through double if a float is involved. An
+ * i64 becomes an f32 directly, so that it is rounded once. Half types are rounded from an f32 that was rounded to odd,
+ * which gives the same as rounding the value itself, since an f32 has at least two bits more than a half. bool and f32
+ * convert directly: in maps and folds of masks most of the time would go into blocks. */
 #include "core/convert.h"
 
 #include <stdbool.h>
@@ -27,8 +27,9 @@ static int32_t narrowed(int64_t x) {
     return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x;
 }
 
-/* x cut towards zero to an f32, whose last bit is set where bits were lost. By integers, so that flush-to-zero modes do
- * not matter. Source: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE TC 57(4), 2008. */
+/* Rounds x to odd: truncates it to an f32 and sets the last bit if bits were lost. Uses integers, so that flush-to-zero
+ * modes do not matter. Source: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE TC 57(4),
+ * 2008. */
 static float odd_f32(double x) {
     uint64_t u;
     memcpy(&u, &x, sizeof(u));
@@ -46,7 +47,7 @@ static float odd_f32(double x) {
     return cairn__f32_from_bits(sign | (uint32_t)kept | is_inexact);
 }
 
-/* A double has 53 bits: what is below them in a large integer is gathered in the last one. */
+/* Rounds x to odd. A double has 53 bits: lower bits of a large integer are merged into the last one. */
 static float odd_f32_of_integer(int64_t x) {
     const uint64_t magnitude = x < 0 ? -(uint64_t)x : (uint64_t)x, low = magnitude & 0x7ff;
     const bool is_large = magnitude >> 53 != 0;

@@ -1,4 +1,4 @@
-/* The features of this processor that the operating system has enabled, and how many there are. */
+/* CPU features that the operating system has enabled, and the number of processors. */
 #ifndef CAIRN__CORE_CPU_H
 #define CAIRN__CORE_CPU_H
 
@@ -8,20 +8,20 @@ enum cairn__cpu_feature {
     CAIRN__CPU_AVX512_BF16 = 4, /* bf16 dot products and VCVTNEPS2BF16 */
 };
 
-/* The set in use: that of CPUID and XCR0, less what CAIRN_CPU removes (ref < avx2 < avx512 < avx512_bf16; an unknown
- * name is logged once as a warning and removes nothing). Fixed at the first call. Any thread. */
+/* The features in use: those of CPUID and XCR0 less those that CAIRN_CPU removes (ref < avx2 < avx512 < avx512_bf16; an
+ * unknown name is logged once as a warning and removes nothing). Fixed at the first call. Any thread. */
 unsigned cairn__cpu_features(void);
 
-/* The set of CPUID and XCR0, whatever CAIRN_CPU is. */
+/* The features of CPUID and XCR0, regardless of CAIRN_CPU. */
 unsigned cairn__cpu_detect(void);
 
 /* The highest level in a set: "ref", "avx2", "avx512" or "avx512_bf16". */
 const char *cairn__cpu_level_name(unsigned features);
 
-/* Processors that this process may use; at least 1. */
+/* The number of processors that this process may use; at least 1. */
 int cairn__num_processors(void);
 
-/* Between two looks at memory that another processor is about to write. */
+/* A spin-wait hint, for loops that poll memory which another processor is about to write. */
 static inline void cairn__pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

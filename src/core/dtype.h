@@ -18,10 +18,10 @@ struct cairn__dtype {
     void (*from_f32)(void *x, float value);
 };
 
-/* NULL where dtype is none. */
+/* The entry of dtype; NULL if dtype is not a type. */
 const struct cairn__dtype *cairn__dtype(cairn_dtype dtype);
 
-/* What tensors are made of: every type but u8. */
+/* Whether tensors can have the type: every type but u8. */
 static inline bool cairn__is_tensor_dtype(cairn_dtype dtype) {
     return dtype >= CAIRN_F32 && dtype <= CAIRN_BOOL;
 }

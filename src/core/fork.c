@@ -12,7 +12,7 @@ static void count_fork(void) {
     atomic_fetch_add(&forks, 1);
 }
 
-/* Without memory for the handler a child is not told from its parent, as in a program that calls clone itself. */
+/* If there is no memory for the handler, children are not detected, as in a program that calls clone itself. */
 static void watch(void) {
     (void)pthread_atfork(NULL, NULL, count_fork);
     atomic_store(&watches, true);

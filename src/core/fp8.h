@@ -1,14 +1,15 @@
-/* The two 8-bit floats, defined: rounding to their values, and their codes.
+/* The definition of the two 8-bit floats: rounding to their values, and their codes.
  *
  *          sign, exponent, fraction   bias   greatest   least normal   least   beyond the greatest
  *   E4M3   1, 4, 3                    7      448        2^-6           2^-9    no infinity; NaN is S.1111.111 alone
  *   E5M2   1, 5, 2                    15     57344      2^-14          2^-16   infinity, NaN as in IEEE 754
  *
- * A value is rounded to nearest, ties to even, or at random, as if exponents had no end; what is beyond the greatest
- * then becomes the greatest (saturating), or else NaN (E4M3) or infinity (E5M2). A NaN stays one, S.11..1; -0 stays.
+ * A value is rounded to nearest, ties to even, or stochastically, as if exponents were unbounded. A result beyond the
+ * greatest value then becomes the greatest value (saturating), or NaN (E4M3) or infinity (E5M2). A NaN becomes
+ * S.11..1; -0 stays -0.
  * Source: OCP 8-bit Floating Point Specification (OFP8) 1.0, sections 5.1 to 5.3.
  *
- * Without branches where that matters: loops over these become vector instructions. */
+ * The code avoids branches where it matters, so that compilers can vectorise loops over it. */
 #ifndef CAIRN__CORE_FP8_H
 #define CAIRN__CORE_FP8_H
 
@@ -25,7 +26,7 @@ CAIRN__HOST_DEVICE static inline int cairn__fp8_fraction_bits(int format) {
     return format == CAIRN__E4M3 ? 3 : 2;
 }
 
-/* Of the least normal value, as f32 has it. */
+/* The exponent field of the least normal value in f32. */
 CAIRN__HOST_DEVICE static inline uint32_t cairn__fp8_least_exponent(int format) {
     return format == CAIRN__E4M3 ? 127 - 6 : 127 - 14;
 }
@@ -34,13 +35,14 @@ CAIRN__HOST_DEVICE static inline float cairn__fp8_max(int format) {
     return format == CAIRN__E4M3 ? 448.0f : 57344.0f;
 }
 
-/* The power of two above the greatest: whatever is larger goes the same way. */
+/* The power of two above the greatest value: it is rounded as anything larger would be. */
 CAIRN__HOST_DEVICE static inline float cairn__fp8_beyond(int format) {
     return format == CAIRN__E4M3 ? 512.0f : 65536.0f;
 }
 
-/* magnitude, at most beyond, to nearest even. Adding a power of two whose last place is the distance of values there,
- * which below the least normal stays, rounds as f32 does. */
+/* Rounds magnitude, at most cairn__fp8_beyond, to nearest even: adds a power of two whose last place in f32 is the
+ * spacing of the format's values there, so that f32's own rounding does it. Below the least normal the spacing is
+ * constant. */
 CAIRN__HOST_DEVICE static inline float cairn__fp8_nearest(int format, float magnitude) {
     const uint32_t own = cairn__f32_bits(magnitude) & 0x7f800000u, least = cairn__fp8_least_exponent(format) << 23;
     const uint32_t exponent = own < least ? least : own;
@@ -48,8 +50,8 @@ CAIRN__HOST_DEVICE static inline float cairn__fp8_nearest(int format, float magn
     return (magnitude + power) - power;
 }
 
-/* magnitude, at most beyond, up or down: up where random, of 32 bits, is below what is cut off, in units of 2^-32 of
- * the last place, rounded down where it is finer than that. So a value of the format stays. */
+/* Rounds magnitude, at most cairn__fp8_beyond, stochastically: up if random, of 32 bits, is below the fraction that is
+ * cut off, which is measured in 2^-32 of the last place and rounded down. A value of the format never changes. */
 CAIRN__HOST_DEVICE static inline float cairn__fp8_at_random(int format, float magnitude, uint32_t random) {
     const uint32_t bits = cairn__f32_bits(magnitude), least = cairn__fp8_least_exponent(format);
     const uint32_t fraction_bits = (uint32_t)cairn__fp8_fraction_bits(format);
@@ -61,7 +63,7 @@ CAIRN__HOST_DEVICE static inline float cairn__fp8_at_random(int format, float ma
     return (float)kept * cairn__f32_from_bits((exponent - fraction_bits) << 23);
 }
 
-/* x as the format has it. random: of 32 bits, where at_random. */
+/* x rounded to the format. random: 32 random bits, used if at_random. */
 CAIRN__HOST_DEVICE static inline float cairn__fp8_value(int format, bool saturates, bool at_random, float x,
                                                         uint32_t random) {
     const uint32_t bits = cairn__f32_bits(x), magnitude = bits & 0x7fffffffu;
@@ -74,7 +76,7 @@ CAIRN__HOST_DEVICE static inline float cairn__fp8_value(int format, bool saturat
     return cairn__f32_from_bits(result | (bits & 0x80000000u));
 }
 
-/* The code of what cairn__fp8_value gave. */
+/* The code of a value that cairn__fp8_value returned. */
 CAIRN__HOST_DEVICE static inline uint8_t cairn__fp8_code(int format, float value) {
     const uint32_t bits = cairn__f32_bits(value), magnitude = bits & 0x7fffffffu;
     const uint32_t fraction_bits = (uint32_t)cairn__fp8_fraction_bits(format),
@@ -91,7 +93,8 @@ CAIRN__HOST_DEVICE static inline uint8_t cairn__fp8_code(int format, float value
     return (uint8_t)(code | (bits >> 24 & 0x80u));
 }
 
-/* What a code means. E5M2 is the upper half of an f16; E4M3 has its fraction, of an exponent with another bias. */
+/* The value of a code. E5M2 is the upper byte of an f16; E4M3 is decoded as an f16 too, scaled by the difference of the
+ * biases. */
 CAIRN__HOST_DEVICE static inline float cairn__fp8_decode(int format, uint8_t code) {
     const uint32_t magnitude = code & 0x7fu, sign = (uint32_t)(code & 0x80u) << 24;
     const bool is_nan = format == CAIRN__E4M3 ? magnitude == CAIRN__FP8_NAN : magnitude > CAIRN__E5M2_INFINITY;

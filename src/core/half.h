@@ -1,4 +1,4 @@
-/* f16 and bf16, defined: these scalar conversions are what every faster row and every device is compared with.
+/* The definition of f16 and bf16: every faster row and every device is compared with these scalar conversions.
  *
  * Narrowing rounds to nearest, ties to even, keeps subnormals, and overflows to infinity from the midpoint between the
  * largest finite value and the next power of two. A NaN stays a NaN: it is made quiet and keeps its sign and the upper
@@ -74,7 +74,7 @@ CAIRN__HOST_DEVICE static inline uint16_t cairn__f32_to_bf16(float x) {
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
-/* Non-zero where x is an infinity or a NaN, by its exponent bits: works under -Ofast and flush-to-zero. */
+/* Non-zero if x is an infinity or a NaN. Tests the exponent bits, which works under -Ofast and flush-to-zero too. */
 CAIRN__HOST_DEVICE static inline uint32_t cairn__f32_nonfinite(float x) {
     return (cairn__f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }

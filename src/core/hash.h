@@ -1,8 +1,7 @@
-/* FNV-1a: for tables, for detecting truncated records, and for ranks that compare their data. Not
- * collision-resistant.
+/* FNV-1a: for tables, for detecting truncated records, and for comparing data between ranks. Not collision-resistant.
  *
- * A hash goes on from the one before it, the first from CAIRN__HASH_START. Values that ranks or files exchange stay as
- * they are.
+ * Each function continues a hash; the first one starts from CAIRN__HASH_START. Ranks and files exchange these values,
+ * so they must not change.
  * Source: Fowler, Noll, Vo, http://www.isthe.com/chongo/tech/comp/fnv/. */
 #ifndef CAIRN__CORE_HASH_H
 #define CAIRN__CORE_HASH_H
@@ -13,7 +12,8 @@
 #define CAIRN__HASH_START   UINT64_C(0xcbf29ce484222325)
 #define CAIRN__HASH32_START UINT32_C(0x811c9dc5)
 
-/* A whole word at once, which is FNV-1a of its bytes only where the word is one: low bits do not see high ones. */
+/* Hashes a whole word in one step. That is FNV-1a only for a word of one byte: low bits of the hash do not depend on
+ * high bits of the word. */
 static inline uint64_t cairn__hash_word(uint64_t hash, uint64_t word) {
     return (hash ^ word) * UINT64_C(0x100000001b3);
 }
@@ -23,13 +23,13 @@ static inline uint64_t cairn__hash_bytes(uint64_t hash, const void *data, size_t
     return hash;
 }
 
-/* Without its end. */
+/* Hashes text without its terminating NUL. */
 static inline uint64_t cairn__hash_text(uint64_t hash, const char *text) {
     for (; *text; text++) hash = cairn__hash_word(hash, (unsigned char)*text);
     return hash;
 }
 
-/* In 32 bits. */
+/* The 32-bit FNV-1a. */
 static inline uint32_t cairn__hash32_bytes(uint32_t hash, const void *data, size_t nbytes) {
     for (size_t i = 0; i < nbytes; i++) hash = (hash ^ ((const unsigned char *)data)[i]) * UINT32_C(16777619);
     return hash;

@@ -1,4 +1,4 @@
-/* The log: one message a line, to the user's callback or to stderr. */
+/* The log: one message per line, sent to the user's callback or to stderr. */
 #ifndef CAIRN__CORE_LOG_H
 #define CAIRN__CORE_LOG_H
 
@@ -7,16 +7,17 @@
 /* Formats and sends a message, unless CAIRN_LOG excludes its level. Any thread. */
 void cairn__log(cairn_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Tells the default sink which rank this process is; ranks above 0 print errors only. */
+/* Sets the process's rank for the default sink, which prints only errors of ranks above 0. */
 void cairn__log_set_rank(int rank);
 
-/* The same for the calling thread alone, a rank or its helper. CAIRN__LOG_RANK_OF_PROCESS: as the process again. */
+/* Sets the rank of the calling thread only, which is a rank or a helper of one. CAIRN__LOG_RANK_OF_PROCESS: back to the
+ * process's rank. */
 enum { CAIRN__LOG_RANK_OF_PROCESS = -1 };
 void cairn__log_set_thread_rank(int rank);
 int cairn__log_thread_rank(void);
 
-/* From here on lines of this rank, of the process or of one of its threads, say its place in a grid: the one that was
- * given last, until that is left. Any thread. */
+/* Between enter and leave, log lines of this rank (the process or one of its threads) show its place in a grid, the one
+ * entered last. Any thread. */
 enum { CAIRN__LOG_PLACES = 256 };
 void cairn__log_enter_place(int rank, int replica, int stage);
 void cairn__log_leave_place(int rank, int replica, int stage);

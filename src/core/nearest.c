@@ -6,7 +6,7 @@ static int least(int a, int b) {
     return a < b ? a : b;
 }
 
-/* Of the last three rows of the table of distances one is the current. */
+/* Keeps the last three rows of the table of distances, the current one included. */
 static int distance(const char *a, const char *b) {
     int row[3][CAIRN__NEAREST_MAX + 1];
     const int n = (int)strlen(a), m = (int)strlen(b);

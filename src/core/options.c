@@ -5,7 +5,7 @@
 
 #include "core/status.h"
 
-enum { MOST = 65536 }; /* bytes of any struct */
+enum { MOST = 65536 }; /* limit of a struct's size in bytes */
 
 static cairn_status check_rest(const unsigned char *given, size_t from, size_t to, const char *name) {
     for (size_t i = from; i < to; i++) {

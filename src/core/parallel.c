@@ -1,12 +1,12 @@
-/* Pools: the process's, and one of each thread that is a rank.
+/* Thread pools: one for the process, and one for each thread that is a rank.
  *
- * One job at a time, that of the caller that holds `in_use`; other callers do their work alone. A worker that finds a
- * job open counts itself in, checks again that one is open (another may have begun in between, which it takes as well),
- * takes pieces from a counter until there are none, and counts itself out. The caller takes pieces too, closes the job
- * when none is left and waits for the workers counted in, never for one that sleeps. Workers poll for a job for a while
- * (SPINS) before they sleep, since a training step has hundreds of passes in a row.
+ * A pool runs one job at a time, that of the caller that holds `in_use`; other callers do their work alone. A worker
+ * that finds a job open counts itself in and checks again that a job is open (it may be a later one, which is fine). It
+ * takes pieces from a counter until there are none, and counts itself out. The caller takes pieces too. When none is
+ * left, it closes the job and waits for the workers that counted themselves in, never for a sleeping one. Workers poll
+ * for a job for a while (SPINS) before they sleep, since a training step has hundreds of passes in a row.
  *
- * A child of fork has none of its parent's threads: it begins without a pool-> */
+ * A fork child has none of its parent's threads: it begins without a pool. */
 #include "core/parallel.h"
 
 #include <pthread.h>
@@ -28,19 +28,19 @@ enum { MAX_THREADS = 1024, SPINS = 2000, SPINS_OF_CALLER = 10000 };
 
 struct pool {
     struct pool *after;     /* in `pools` */
-    atomic_int wanted;      /* threads; 0 = neither set nor read from the environment yet */
-    int log_rank;           /* of the thread whose pool it is */
-    pthread_mutex_t in_use; /* held by the caller of a job, and while the pool is made or ended */
+    atomic_int wanted;      /* number of threads; 0 = neither set nor read from the environment yet */
+    int log_rank;           /* log rank of the thread that owns the pool */
+    pthread_mutex_t in_use; /* held by the caller of a job, and while the pool is created or destroyed */
     pthread_t workers[MAX_THREADS - 1];
-    int count; /* of workers; guarded by in_use */
+    int count; /* number of workers; guarded by in_use */
 
     /* The job; written while it is closed and `in` is 0. */
     size_t n, grain, pieces;
     cairn__parallel_body body;
     void *ctx;
-    atomic_size_t next;       /* piece */
-    atomic_uint_fast64_t job; /* its number: odd while it is open */
-    atomic_int in;            /* workers that may read it */
+    atomic_size_t next;       /* the next piece to take */
+    atomic_uint_fast64_t job; /* the job's number: odd while the job is open */
+    atomic_int in;            /* number of workers that may read the job */
 
     pthread_mutex_t lock; /* of sleep */
     pthread_cond_t wake;
@@ -55,8 +55,8 @@ static struct pool process_pool = {.log_rank = CAIRN__LOG_RANK_OF_PROCESS,
 static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list; taken before any in_use */
 static struct pool *pools = &process_pool;
 
-static _Thread_local struct pool *own; /* of this thread, or whose worker it is; NULL = the process's */
-static _Thread_local bool inside_body; /* this thread runs a piece */
+static _Thread_local struct pool *own; /* the pool that this thread owns or works for; NULL = the process's */
+static _Thread_local bool inside_body; /* this thread is running a piece */
 
 static struct pool *my_pool(void) {
     return own ? own : &process_pool;
@@ -148,7 +148,7 @@ static void let_pools_go(void) {
     pthread_mutex_unlock(&pools_lock);
 }
 
-/* The forking thread held all pools, so no job was open, and the child has no other thread. */
+/* Runs in a fork child. The forking thread held all pools, so no job was open, and the child has no other thread. */
 static void forget_workers(void) {
     for (struct pool *p = pools; p; p = p->after) {
         pthread_mutex_init(&p->lock, NULL);
@@ -166,7 +166,7 @@ static void set_handlers(void) {
     (void)pthread_atfork(hold_pools, let_pools_go, forget_workers);
 }
 
-/* At the process's end, or when the library is unloaded. */
+/* Runs when the process ends or the library is unloaded. */
 __attribute__((destructor)) static void end_pool(void) {
     if (pthread_mutex_trylock(&process_pool.in_use) != 0)
         return; /* exit() in a job: its threads end with the process */
@@ -174,7 +174,7 @@ __attribute__((destructor)) static void end_pool(void) {
     pthread_mutex_unlock(&process_pool.in_use);
 }
 
-/* Workers block all signals: these are for the user's threads. */
+/* Workers block all signals, so that signals reach the user's threads. */
 static void make_workers(struct pool *pool, int count) {
     sigset_t all, before;
     if (pool->count == count) return;
@@ -196,7 +196,7 @@ static void make_workers(struct pool *pool, int count) {
 
 /* ---- how many ---- */
 
-/* "4", or "4,2": of nested teams, the first. */
+/* "4", or "4,2" for nested teams, of which the first number counts. */
 int cairn__num_threads_of_environment(void) {
     const char *text = cairn__var("OMP_NUM_THREADS");
     if (!text) return 1;

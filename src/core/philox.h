@@ -1,8 +1,9 @@
-/* Random numbers that are the same on every device: Philox4x32-10 and what is made of it.
+/* Random numbers that are the same on every device: Philox4x32-10, uniforms and normals.
  *
- * A number is a function of (key, counter): nothing is stored, any element can be made alone and in any order. Integers
- * and uniforms are exact; normals use only +, *, / and sqrt of IEEE 754 in a fixed order, so that they are too, as long
- * as products and sums are not contracted (every C file is built with -ffp-contract=off).
+ * A number is a function of (key, counter): there is no state, and any element can be computed by itself and in any
+ * order. Integers and uniforms are exact. Normals use only +, *, / and sqrt of IEEE 754 in a fixed order, so they have
+ * the same bits everywhere too, provided that products and sums are not contracted (every C file is built with
+ * -ffp-contract=off).
  * Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC11, section 3.3 and table 2. */
 #ifndef CAIRN__CORE_PHILOX_H
 #define CAIRN__CORE_PHILOX_H

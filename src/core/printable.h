@@ -1,5 +1,5 @@
-/* Text that another machine has sent, before it reaches a terminal or a log: escape sequences would let its sender move
- * the cursor, set the title or write over other lines. */
+/* Escapes text from other machines before it reaches a terminal or a log: control sequences would let the sender move
+ * the cursor, set the title or overwrite other lines. */
 #ifndef CAIRN__CORE_PRINTABLE_H
 #define CAIRN__CORE_PRINTABLE_H
 
@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* out [nbytes > 0] gets the text, cut where it does not fit, with \x1b and the like for control characters, those of
- * Unicode's C1 among them. Line ends and tabs stay in text of several lines. */
+/* Writes text to out [nbytes > 0], truncated if it does not fit, with control characters, including Unicode's C1,
+ * escaped as \x1b and the like. With several_lines, line ends and tabs are kept. */
 static inline void cairn__write_printable(char *out, size_t nbytes, const char *text, bool several_lines) {
     const unsigned char *c = (const unsigned char *)text;
     size_t n = 0;

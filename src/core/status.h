@@ -10,16 +10,16 @@
 /* Writes this thread's last error and returns status. The message holds the values: "n is 3, want 4". */
 cairn_status cairn__fail(cairn_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The status of this thread's last failure, CAIRN_OK before any: what a NULL tensor came from. */
+/* The status of this thread's last failure, CAIRN_OK before any: the cause of a NULL tensor. */
 cairn_status cairn__last_status(void);
 
 /* The number of failures of this thread, by which callers detect a new one. */
 uint64_t cairn__failures(void);
 
-/* Clears this thread's last error and counts: for a child of fork, where its parent's last error means nothing. */
+/* Clears this thread's last error and counts: for a fork child, where its parent's last error is meaningless. */
 void cairn__forget_failures(void);
 
-/* Puts "in PLACE: " before the last message, once a message. */
+/* Prefixes the last message with "in PLACE: ", at most once per message. */
 void cairn__fail_in(const char *place);
 
 /* Appends ": strerror(errnum)" to the formatted message; the status is CAIRN_ESYSTEM (CAIRN_ENOMEM for ENOMEM). */

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-/* Turns those modes off in this thread. true: one was on, as in a program that is linked with -ffast-math, whose
+/* Turns these modes off in this thread. Returns whether one was on, as in a program linked with -ffast-math, whose
  * start-up code (crtfastmath) sets them in the first thread; new threads inherit them. */
 bool cairn__keep_subnormals(void);
 

@@ -1,5 +1,5 @@
-/* Trace events. One lock is held while sinks run, so that one that has been removed is never called again and writers
- * need no locks of their own; fork waits for it. */
+/* Trace events. One lock is held while sinks run, so that a removed sink is never called again and writers need no
+ * locks of their own. fork waits for the lock. */
 #include "core/trace.h"
 
 #include <pthread.h>
@@ -14,8 +14,8 @@ struct sink {
     void *cookie;
 };
 
-static struct sink sinks[CAIRN__SINKS], single; /* single: of cairn__trace_set_sink */
-static atomic_int count;                        /* of both; read without the lock */
+static struct sink sinks[CAIRN__SINKS], single; /* single: set by cairn__trace_set_sink */
+static atomic_int count;                        /* number of sinks, single included; read without the lock */
 static int num_sinks;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -29,7 +29,7 @@ static void after_fork(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* What sinks write belongs to the parent. */
+/* Drops all sinks: their files belong to the parent. */
 static void after_fork_in_child(void) {
     num_sinks = 0;
     atomic_store(&count, single.fn != NULL);
@@ -90,7 +90,7 @@ bool cairn__trace_on(void) {
 }
 
 static void send(const struct cairn__event *event) {
-    if (is_sending) return; /* a sink's own: its log line may come back through the user's callback */
+    if (is_sending) return; /* a sink's own event: its log line may come back through the user's callback */
     is_sending = true;
     pthread_mutex_lock(&lock);
     if (single.fn) single.fn(single.cookie, event);

@@ -1,4 +1,4 @@
-/* UTF-8, for files that must be readable whatever bytes a user's names are made of. */
+/* UTF-8 decoding, for files that must be readable whatever bytes a user's names contain. */
 #ifndef CAIRN__CORE_UTF8_H
 #define CAIRN__CORE_UTF8_H
 
@@ -7,8 +7,8 @@
 
 #define CAIRN__NO_CHARACTER 0xfffdu
 
-/* The character at the beginning of text, which is not empty; *length is its bytes. CAIRN__NO_CHARACTER, one byte long,
- * for what is none: overlong forms and surrogates too. Async-signal-safe. */
+/* The first character of text, which is not empty; *length: its number of bytes. An invalid sequence, overlong forms
+ * and surrogates included, gives CAIRN__NO_CHARACTER with a length of 1. Async-signal-safe. */
 static inline uint32_t cairn__utf8_decode(const char *text, size_t *length) {
     const unsigned char *s = (const unsigned char *)text;
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};

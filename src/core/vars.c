@@ -127,8 +127,8 @@ bool cairn__var_in_process(int pid, const char *name) {
     return found;
 }
 
-/* strtol and strtod skip white space and take signs, hexadecimals and "nan"; an environment that says such is
- * mistaken. */
+/* strtol and strtod also accept leading white space, signs, hexadecimals and "nan", which are mistakes in a
+ * variable. */
 static bool consists_of(const char *text, const char *characters) {
     return text[strspn(text, characters)] == '\0';
 }

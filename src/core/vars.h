@@ -7,18 +7,19 @@
 
 #include "cairn/core.h"
 
-/* The variable's text, or NULL where it is unset or empty, or where the program has more rights than the user who
- * started it (core/trust.h): then the environment is another's. */
+/* The variable's text. NULL if it is unset or empty, or if the program has more rights than the user who started it
+ * (core/trust.h), because that user controls the environment. */
 const char *cairn__var(const char *name);
 
-/* Whether the process was started with the variable, as far as this one may read that. Linux only; false elsewhere. */
+/* Whether process pid was started with the variable; false if this process may not read that. Linux only; false
+ * elsewhere. */
 bool cairn__var_in_process(int pid, const char *name);
 
 /* A whole decimal number in [least, most]. *present: whether the variable is set; *value is written only then.
  * Errors: CAIRN_EINVAL "RANK='two' is not a whole number in [0, 65535]". */
 cairn_status cairn__var_int(const char *name, long least, long most, bool *present, long *value);
 
-/* A positive number of seconds, fractions allowed; *value keeps its default where the variable is unset.
+/* A positive number of seconds, fractions allowed; *value keeps its default if the variable is unset.
  * Errors: CAIRN_EINVAL for anything else, NaN and infinity included. */
 cairn_status cairn__var_seconds(const char *name, double *value);
 

@@ -1,4 +1,4 @@
-/* The version as text, for modules and programs that compare it with the library's. */
+/* The version as text, for modules and programs to compare with the library's. */
 #ifndef CAIRN__CORE_VERSION_H
 #define CAIRN__CORE_VERSION_H
 
