@@ -1,4 +1,4 @@
-/* The arithmetic of one element, for whatever runs over many: written once and compiled for the host and for CUDA.
+/* The arithmetic of one element, for loops and kernels: written once and compiled for the host and for CUDA.
  *
  * All in f32, one IEEE operation at a time in the order written (both compilers are built with contraction off). */
 #ifndef CAIRN__KERNELS_ELEMENT_H
@@ -10,7 +10,7 @@
 #include "core/philox.h"
 #include "kernels/kernels.h"
 
-/* A NaN passes through, with its bits; -0 becomes +0. By integers, since CUDA's compiler makes of comparisons a
+/* A NaN passes through with its bits; -0 becomes +0. Uses integers, since CUDA's compiler turns comparisons into a
  * maximum, whose NaN is always the same: as a signed integer every negative number but a NaN is at most -inf. */
 CAIRN__HOST_DEVICE static inline float cairn__relu(float x) {
     return (int32_t)cairn__f32_bits(x) <= (int32_t)0xff800000u ? 0 : x;

@@ -6,8 +6,8 @@
 
 #include "core/half.h"
 
-/* Finite elements but 0 are counted in the binade of ilogb(x), subnormals in that of their value; those of f64 that are
- * below 2^-149 or from 2^128 on count as below and above. */
+/* Finite elements other than 0 count in the binade of ilogb(x), subnormals in that of their value. f64 elements smaller
+ * than 2^-149 count as below, those from 2^128 on as above. */
 enum { CAIRN__LEAST_BINADE = -149, CAIRN__BINADES = 277 };
 struct cairn__exponent_counts {
     uint64_t zeros, infs, nans, below, above;

@@ -1,24 +1,27 @@
-/* The contract of every kernel, and the table a device hands out.
+/* The contract of every kernel, and the table that a device provides.
  *
  * A kernel is one pass over memory. The scalar reference (ref.c) is its definition; every faster row must give the same
- * bits (BITEXACT) or say what it gives instead, and kcheck holds it to that by walking the rows. Nothing here checks
+ * bits (BITEXACT) or state what it gives instead, and kcheck verifies that for every row. Kernels do not check
  * arguments: the rooms above do.
  *
  * Rules that hold for all:
  *   - Arithmetic is f32, one IEEE operation at a time in the order written here (no contraction); a half is widened on
  *     load and rounded once, to nearest even, on store (core/half.h).
- *   - dst may be src where the types have the same size; otherwise ranges do not overlap. Pointers need only their
+ *   - dst may be src if the types have the same size; otherwise ranges do not overlap. Pointers need only their
  *     element's alignment. n = 0 is valid and touches nothing.
- *   - Where arithmetic gives a NaN, any NaN will do: which operand's payload survives is the processor's choice. Casts,
- *     round, fill, relu and relu_backward compute nothing and keep NaNs bit for bit, as core/half.h has them.
- *   - *found is ORed with 1 when a *stored result* is infinite or NaN, never cleared. Told by exponent bits.
- *   - A sum of f32 goes by blocks of CAIRN__SUM_BLOCK elements, the last of which may be short. A block is over 16
- *     interleaved lanes of f32 from +0 (its element i goes to lane i % 16, in order), then the lanes are added by the
- *     fixed tree: lane[j] += lane[j + 8] for j < 8, then + 4, + 2, + 1. Blocks are added in f64, in order, from +0. The
- *     sum is that f64, which the caller rounds, once; of one block it is an f32.
- *   - A sum of f32 down columns goes by CAIRN__SUM_ROWS rows, the last of which may be fewer: these are added in f32,
- *     in order, from +0, and their sums in f64, in order, from +0, which is rounded to f32 once at the end.
- *   - The result does not depend on alignment, nor on how a caller's memory is laid out.
+ *   - If arithmetic gives a NaN, it may be any NaN: the processor chooses which operand's payload survives. Casts,
+ *     round, fill, relu and relu_backward compute nothing and keep NaNs bit for bit, as core/half.h defines them.
+ *   - *found is ORed with 1 if a *stored result* is infinite or NaN (tested by its exponent bits), and never cleared.
+ *   - A sum of f32 is computed in blocks of CAIRN__SUM_BLOCK elements, the last of which may be short. A block is
+ * summed
+ *     in 16 interleaved lanes of f32 from +0 (its element i goes to lane i % 16, in order); then the lanes are added by
+ *     the fixed tree: lane[j] += lane[j + 8] for j < 8, then + 4, + 2, + 1. Blocks are added in f64, in order, from +0.
+ *     The sum is that f64, which the caller rounds once; the sum of a single block is an f32 value.
+ *   - A sum of f32 down columns is computed in groups of CAIRN__SUM_ROWS rows, the last of which may be short. A
+ * group's
+ *     rows are added in f32, in order, from +0; the groups' sums in f64, in order, from +0. The total is rounded to f32
+ *     once, at the end.
+ *   - The result depends neither on alignment nor on the layout of the caller's memory.
  *   - rates and factors arrive rounded to f32 from double, once, by the caller.
  *
  * Bounds, with u = 2^-24 and S the sum of the terms' absolute values (terms as rounded to f32, where they are products
@@ -53,7 +56,7 @@ typedef void (*cairn__cast_fn)(void *dst, const void *src, size_t n);
 /* dst[i] = round(src[i] * factor): unscale with check (factor = 1/S), scale, average. */
 typedef void (*cairn__scale_fn)(void *dst, const void *src, size_t n, float factor, uint32_t *found);
 
-/* dst[i] = round(a * x[i] + b * y[i]); y is f32. dst may be x or y where it has its type. */
+/* dst[i] = round(a * x[i] + b * y[i]); y is f32. dst may be x or y if it has the same type. */
 typedef void (*cairn__axpby_fn)(void *dst, const void *x, const float *y, size_t n, float a, float b, uint32_t *found);
 
 /* *found |= any x[i] infinite or NaN. One read. */
@@ -78,16 +81,16 @@ typedef void (*cairn__check_fn)(const void *x, size_t n, uint32_t *found);
 enum { CAIRN__SQUARES_BLOCK = 1024 };
 typedef void (*cairn__sumsq_fn)(const void *x, size_t n, float factor, double *sum, uint32_t *found);
 
-/* dst[i] = bf16 of x[i], rounded up or down at random: the 16 bits below a bf16 are added to a random number of 16
- * bits, and the carry is the rounding. So a value of bf16 stays; the mean is x. Element first + i has half (first + i)
+/* dst[i] = bf16 of x[i], rounded stochastically: a random number of 16 bits is added to the 16 bits below a bf16, and
+ * the carry rounds up. A bf16 value stays, and the mean of the result is x. Element first + i uses half (first + i)
  * % 2 of word (first + i) % 8 / 2 of cairn__philox(seed, (first + i) / 8, stream), the low half first; first % 8 == 0.
  * Infinities stay; a NaN is rounded as half.h does. */
 typedef void (*cairn__round_stochastic_fn)(uint16_t *dst, const float *x, size_t n, uint64_t seed, uint64_t stream,
                                            uint64_t first);
 
-/* To fp8 and back (core/fp8.h); row a is the format. t = x[i] * scale, scale > 0 and finite, is rounded to nearest
- * even, or at random: element first + i by word (first + i) % 4 of cairn__philox(seed, (first + i) / 4, stream), as all
- * random streams. Signs are those of x.
+/* Conversion to fp8 and back (core/fp8.h); a row's a is the format. t = x[i] * scale, scale > 0 and finite, is rounded
+ * to nearest even, or stochastically: element first + i uses word (first + i) % 4 of cairn__philox(seed, (first + i) /
+ * 4, stream), as in all random streams. Signs are those of x.
  *     round    dst[i] = (the value of t) * inverse
  *     encode   dst[i] = the code of t
  *     decode   dst[i] = (the value of code x[i]) * inverse */
@@ -100,28 +103,28 @@ typedef void (*cairn__fp8_round_fn)(float *dst, const float *x, size_t n, const 
 typedef void (*cairn__fp8_encode_fn)(uint8_t *dst, const float *x, size_t n, const struct cairn__fp8 *how);
 typedef void (*cairn__fp8_decode_fn)(float *dst, const uint8_t *x, size_t n, float inverse);
 
-/* The greatest |x[i]|, infinity among them; a NaN counts as 0, as of nothing. */
+/* The greatest |x[i]|, which may be infinite. A NaN counts as 0; with n = 0 the result is 0. */
 typedef float (*cairn__amax_fn)(const float *x, size_t n);
 
-/* *infs, *nans, *zeros, *subnormals += the elements that are; *max and *min = the larger, smaller of themselves and the
- * exponents of finite elements but 0; *largest = the larger of itself and |x| of finite elements, exactly. subnormal:
+/* Adds the elements of x to counts: infs, nans, zeros and subnormals count elements; max_exponent and min_exponent are
+ * updated with the exponents of finite elements other than 0, largest with |x| of finite elements, exactly. subnormal:
  * not 0, |x| < least_normal. */
 struct cairn__counts {
     uint64_t zeros, subnormals, infs, nans;
-    int32_t max_exponent, min_exponent; /* INT32_MIN, INT32_MAX where there was none */
+    int32_t max_exponent, min_exponent; /* INT32_MIN, INT32_MAX if there was none */
     double largest;
 };
 typedef void (*cairn__census_fn)(const void *x, size_t n, float least_normal, struct cairn__counts *counts);
 
-/* *counts += the exponents of the elements (exponents.h); f64 too, which has the reference alone. */
+/* *counts += the exponents of the elements (exponents.h). Also for f64, which has only the reference. */
 typedef void (*cairn__count_exponents_fn)(const void *x, size_t n, struct cairn__exponent_counts *counts);
 
 /* dst[i] = value, converted. */
 typedef void (*cairn__fill_fn)(void *dst, size_t n, float value);
 
-/* How the elements of all ranks become one. */
+/* How the elements of all ranks are combined. */
 enum cairn__reduction {
-    CAIRN__REDUCE_SUM, /* and the average, which is a sum that is divided */
+    CAIRN__REDUCE_SUM, /* also for the average, a sum that is divided */
     CAIRN__REDUCE_MIN,
     CAIRN__REDUCE_MAX,
     CAIRN__REDUCE_PROD,
@@ -130,17 +133,17 @@ enum cairn__reduction {
 
 /* Every dsts[j][i], j < num_dsts, gets round((((x0 o x1) o x2) o ...) / divisor), where xr is srcs[r][i], r < p. In
  * place over all ranks is dsts = srcs. A destination may be one of the sources, at the very same address; otherwise
- * ranges do not overlap. 1 <= num_dsts <= p <= CAIRN__MAX_RANKS. divisor is 1, which divides nothing, but for sums.
+ * ranges do not overlap. 1 <= num_dsts <= p <= CAIRN__MAX_RANKS. divisor is 1 (no division) except for sums.
  *
- * f32, f16, bf16: in f32, in rank order, one rounding at the end. f64: the same in f64. The lesser or greater of two is
- * NaN where one of them is, and -0 is less than +0.
- * i32, i64, u8: sums and products wrap around, and what has wrapped is divided as C does, truncating: there the divisor
- * is a whole number. *found stays. */
+ * f32, f16, bf16: in f32, in rank order, one rounding at the end. f64: the same in f64. A minimum or maximum is NaN if
+ * an operand is, and -0 is less than +0.
+ * i32, i64, u8: sums and products wrap around; the wrapped sum is divided as in C, truncating, by a divisor that is a
+ * whole number. *found is not changed. */
 typedef void (*cairn__reduce_fn)(void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
                                  float divisor, uint32_t *found);
 enum { CAIRN__MAX_RANKS = 256 };
 
-/* Some of them. */
+/* A set of ranks. */
 struct cairn__ranks {
     uint64_t bits[CAIRN__MAX_RANKS / 64];
 };
@@ -165,12 +168,12 @@ enum cairn__weight_mode {
     CAIRN__W_F16,      /* param is f16 itself: widened, updated in f32, rounded back; no master */
     CAIRN__W_BF16,
     CAIRN__NUM_WEIGHT_MODES,
-    /* bf16 itself, rounded up or down at random: no kernel of its own but f32's and round_stochastic, block by block */
+    /* bf16 itself, rounded stochastically: has no kernel of its own; uses f32's and round_stochastic, block by block */
     CAIRN__W_BF16_STOCHASTIC = CAIRN__NUM_WEIGHT_MODES,
     CAIRN__NUM_STORAGE_MODES,
 };
 
-/* The types of a mode's weights, and of their copy; 0 = none. */
+/* The type of a mode's weights, and that of their copy; 0 = no copy. */
 static inline cairn_dtype cairn__weights_type(enum cairn__weight_mode mode) {
     if (mode == CAIRN__W_F16) return CAIRN_F16;
     return mode == CAIRN__W_BF16 || mode == CAIRN__W_BF16_STOCHASTIC ? CAIRN_BF16 : CAIRN_F32;
@@ -179,11 +182,11 @@ static inline cairn_dtype cairn__copy_type(enum cairn__weight_mode mode) {
     return mode == CAIRN__W_F32_F16 ? CAIRN_F16 : mode == CAIRN__W_F32_BF16 ? CAIRN_BF16 : (cairn_dtype)0;
 }
 
-/* ---- optimizers: one tensor of a fused pass. factor is 1/S, negative where the loss is maximized ---- */
+/* ---- optimizers: one tensor of a fused pass. factor is 1/S, negative if the loss is maximized ---- */
 
-enum { CAIRN__MAX_STATES = 3 }; /* f32 arrays of a parameter */
+enum { CAIRN__MAX_STATES = 3 }; /* f32 arrays per parameter, at most */
 
-/* state: the momentum, where it is on.
+/* SGD; state: the momentum, if momentum_on.
  *     g = grad * factor;  if (weight_decay != 0 && !decays_last) g = g + weight_decay * w;
  *     if (momentum_on) { b = first ? g : momentum * b + undamped * g;  buf = b;  g = nesterov ? g + momentum * b : b; }
  *     if (weight_decay != 0 && decays_last) g = g + weight_decay * w;
@@ -195,7 +198,7 @@ struct cairn__sgd {
     bool momentum_on, nesterov, first, decays_last;
 };
 
-/* Adam or AdamW; state: m, v, and where amsgrad is on the greatest v so far.
+/* Adam or AdamW; state: m, v, and, with amsgrad, the greatest v so far.
  *     g = grad * factor;  if (!decoupled && weight_decay != 0) g = g + weight_decay * w;
  *     m = beta1 * m + one_minus_beta1 * g
  *     v = beta2 * v + one_minus_beta2 * (g * g)
@@ -212,13 +215,13 @@ struct cairn__adam {
     bool decoupled, amsgrad;
 };
 
-/* LAMB's direction, with the scalars of AdamW; state: m, v, and u, which is written. The weight is read alone, so the
- * rows are those of modes W_F32, W_F16 and W_BF16.
+/* LAMB's direction, with the scalars of AdamW; state: m, v, and u, which is written. The weight is only read, so the
+ * only modes with rows are W_F32, W_F16 and W_BF16.
  *     as Adam up to the last line; step_size = 1 / (1 - beta1^t), lr_decay = weight_decay, and u is not subtracted
  * Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm
  * 2; LAMBStage1Functor of apex/csrc/multi_tensor_lamb.cu. What follows are norms and an update of SGD (step.h). */
 
-/* Lion; state: m. The step is lr against the sign of c; where c is 0 or NaN, c itself.
+/* Lion; state: m. The step is lr against the sign of c; if c is 0 or NaN, it is c itself.
  *     g = grad * factor;  c = beta1 * m + one_minus_beta1 * g;  m = beta2 * m + one_minus_beta2 * g
  *     w = w - ((c > 0 ? lr : c < 0 ? -lr : c) + lr_decay * w)
  * Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, algorithm 2. */
@@ -238,17 +241,17 @@ struct cairn__adagrad {
     bool decoupled, first;
 };
 
-/* Those with kernels of their own, in the order of CAIRN__K_SGD and on. */
+/* First the kinds with kernels of their own, in the order of CAIRN__K_SGD and those after it. */
 enum cairn__optim_kind {
     CAIRN__OPTIM_SGD,
     CAIRN__OPTIM_ADAM,
     CAIRN__OPTIM_LION,
     CAIRN__OPTIM_ADAGRAD,
-    CAIRN__OPTIM_LAMB, /* the kernel is of its direction; its update is SGD's */
+    CAIRN__OPTIM_LAMB, /* its kernel computes the direction; its update is SGD's */
     CAIRN__NUM_OPTIMS,
-    /* a function of the host, over flat pieces: no kernel of its own (step.h: struct cairn__flat) */
+    /* a host function over flat pieces, without a kernel (step.h: struct cairn__flat) */
     CAIRN__OPTIM_CUSTOM = CAIRN__NUM_OPTIMS,
-    CAIRN__OPTIM_NOVOGRAD, /* no kernel either: SGD's, with scalars of a norm */
+    CAIRN__OPTIM_NOVOGRAD, /* uses SGD's kernel, with scalars that depend on a norm */
 };
 
 union cairn__update {
@@ -259,7 +262,7 @@ union cairn__update {
     struct cairn__adam lamb;
 };
 
-/* state: as many arrays as the kind has, [n] each. h: of that kind. */
+/* state: the kind's arrays, [n] each. h: the member for the kind. */
 typedef void (*cairn__update_fn)(void *param, void *half, float *const *state, const void *grad, size_t n,
                                  const union cairn__update *h);
 
@@ -278,35 +281,36 @@ typedef double (*cairn__mse_sum_fn)(const void *x, const void *y, size_t n); /* 
 /* dst[c] = sum of x[r][c] over the rows */
 typedef void (*cairn__col_sum_fn)(float *dst, const void *x, size_t rows, size_t cols);
 
-/* sums[i] += the sum over r < rows <= CAIRN__SUM_ROWS of what a fold takes of x[r][i], or of x[r][i] - centre[i] where
- * centre is not NULL: in f32, in order, from +0; then in f64. Fold: a sum, SUM_SQUARES and SUM_ABS among them; squares
- * are rounded first. x is of f32 or of halves, which are widened. */
+/* sums[i] += the sum over r < rows <= CAIRN__SUM_ROWS of the fold's term of x[r][i], or of x[r][i] - centre[i] if
+ * centre is not NULL: in f32, in order, from +0; then added in f64. The fold is SUM, SUM_SQUARES or SUM_ABS; squares
+ * are rounded first. x is f32 or of a half type, which is widened. */
 typedef void (*cairn__sum_rows_fn)(double *sums, const void *const *x, size_t rows, size_t n, const float *centre);
 
-/* sums[i] += part[i]; part[i] = +0: what closes CAIRN__SUM_ROWS rows, for those who sum columns themselves. */
+/* sums[i] += part[i]; part[i] = +0. Closes a group of CAIRN__SUM_ROWS rows, for callers that sum columns themselves. */
 typedef void (*cairn__drain_fn)(double *sums, float *part, size_t n);
 
 /* ---- for the operations of nn; of type R, which is f32 or f64 ---- */
 
-/* dst[i] = f(x[0][i], x[1][i], ...), f of the list in maps.h; all arrays dense, of type R and apart from dst or dst
- * itself. p: numbers that go with f, rounded to R. Rows of f32 have the bits of the reference; functions beyond the
- * four operations and the root have the bounds that math_f32.h states. f64 is there to check f32 by: libm's functions,
- * one row, the reference. */
+/* dst[i] = f(x[0][i], x[1][i], ...), where f is in the list of maps.h. All arrays are dense, of type R, and either do
+ * not overlap dst or are dst itself. p: f's numbers, rounded to R. Rows of f32 have the bits of the reference;
+ * functions beyond the four operations and the root have the bounds stated in math_f32.h. f64 exists to check f32: it
+ * uses libm's functions and has only one row, the reference. */
 typedef void (*cairn__map_kernel)(void *dst, const void *const *x, size_t n, const double *p);
 
 /* The fold of x[0..n-1]: sums of f32 as above, each term rounded to f32 first; sums of f64 over 16 lanes and the tree;
  * products likewise, in R from lanes of 1. The maximum of nothing is -inf. */
 typedef double (*cairn__fold_kernel)(const void *x, size_t n, double p0);
 
-/* into[i] = fold of into[i] and x[i], in R: a fold down columns, row by row; drain closes CAIRN__SUM_ROWS of a sum. */
+/* into[i] = fold of into[i] and x[i], in R: a fold down columns, row by row. In sums, drain closes each group of
+ * CAIRN__SUM_ROWS rows. */
 typedef void (*cairn__fold_into_kernel)(void *into, const void *x, size_t n, double p0);
 
 /* sum of a[i] * b[i], as a fold; products are rounded first. */
 typedef double (*cairn__dot_kernel)(const void *a, const void *b, size_t n);
 
-/* What a device can run, one entry a kind, indexed by dtype (entry 0 unused) or weight mode. Every slot that the rooms
- * use is filled: f32, f16, bf16 in every float kind, f64 where it is said; i32 and i64 in cast (copies only); every
- * type but bool in reduce. */
+/* The kernels that a device can run, one entry per kind, indexed by dtype (entry 0 unused) or weight mode. Every slot
+ * that the rooms use is filled: f32, f16, bf16 in every float kind, f64 where stated; i32 and i64 in cast (copies
+ * only); every type but bool in reduce. */
 struct cairn__kernels {
     cairn__cast_fn cast[CAIRN__DTYPE_END][CAIRN__DTYPE_END];   /* [from][to] */
     cairn__scale_fn scale[CAIRN__DTYPE_END][CAIRN__DTYPE_END]; /* [src][dst] */
@@ -350,10 +354,10 @@ struct cairn__kernels {
     cairn__amax_fn amax;
 };
 
-/* The CPU's table for a set of features (cairn__cpu_features()); made once a set, never freed. Any thread. */
+/* The CPU's table for a set of features (cairn__cpu_features()); built once per set, never freed. Any thread. */
 const struct cairn__kernels *cairn__kernels_cpu(unsigned features);
 
-/* ---- rows: what the table is chosen from, and what kcheck walks ---- */
+/* ---- rows: the table is chosen from them, and kcheck tests them ---- */
 
 enum cairn__kernel_kind {
     CAIRN__K_CAST = 1,

@@ -1,5 +1,5 @@
-/* Means and variances of a batch in shares, brought together. Written once and compiled for the host and for CUDA, so
- * that ranks of either have equal bits. */
+/* Merges the means and variances of a batch's shares. Written once and compiled for the host and for CUDA, so that
+ * ranks on CPUs and GPUs have equal bits. */
 #ifndef CAIRN__KERNELS_MOMENTS_H
 #define CAIRN__KERNELS_MOMENTS_H
 

@@ -1,4 +1,4 @@
-/* The row lists of the kernel files, which table.c joins. A list that this processor's family cannot have is absent. */
+/* The row lists of the kernel files, which table.c joins. Lists for other processor families are absent. */
 #ifndef CAIRN__KERNELS_ROW_LISTS_H
 #define CAIRN__KERNELS_ROW_LISTS_H
 

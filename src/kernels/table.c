@@ -1,4 +1,5 @@
-/* Which row a table takes: rows are data, in order of preference, and the first that may run here wins. */
+/* Chooses the row for every slot of a table: rows are data, in order of preference, and the first row whose features
+ * the CPU has wins. */
 #include <assert.h>
 #include <pthread.h>
 #include <string.h>
@@ -30,7 +31,7 @@ enum {
     NUM_FEATURE_SETS = 2 * CAIRN__CPU_AVX512_BF16, /* features are bits, this the highest */
 };
 
-/* Written once, by build, and only read after it. */
+/* Written once, by build, and only read after that. */
 static pthread_once_t built = PTHREAD_ONCE_INIT;
 static struct cairn__kernel_row all_rows[ROOM_FOR_ROWS];
 static size_t num_rows;
