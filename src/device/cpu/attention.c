@@ -1,14 +1,14 @@
-/* Attention over blocks: no matrix of T x S scores is ever in memory, only ROWS x COLS of them at a time.
+/* Attention by blocks: the T x S matrix of scores is never in memory, only ROWS x COLS of it at a time.
  *
  * Forward keeps, for each row, the maximum m of the scores so far and the sum l of e^(score - m), and rescales its sums
  * by e^(m old - m new) when the maximum rises. Backward recomputes the probabilities from the logarithm of the sum, and
  * uses that the sum over s of P dP is dy . y, one number a row.
  * Source: Dao et al., "FlashAttention", 2022, algorithms 1, 2 and 4.
  *
- * Products are the engine's. bf16 is multiplied as such where the engine can, with P and dS rounded to bf16 for it;
- * else halves are widened, block by block. Rows are the kernels': scores, probabilities and sums are R.
+ * The engine computes the products. It multiplies bf16 directly if it can, with P and dS rounded to bf16; otherwise
+ * halves are widened, block by block. Kernels process the rows: scores, probabilities and sums are R.
  *
- * Every (batch, head) is computed by itself; with several threads each has a lane: its own engine and buffers. */
+ * Every (batch, head) is computed independently. With several threads each has a lane: its own engine and buffers. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,7 +28,7 @@ struct lane {
     cairn_status status;           /* the first failure */
     char failure[128];             /* its message: the last error is the lane's thread's */
     char *scores, *slopes;         /* R [ROWS, COLS] */
-    char *low_scores, *low_slopes; /* the same for the engine, where it multiplies bf16 */
+    char *low_scores, *low_slopes; /* the same in bf16, if the engine multiplies bf16 */
     char *q, *k, *v, *dy;          /* blocks that had to be copied */
     char *y, *dq, *dk, *dv;        /* sums, where results are halves: R [ROWS, E], [T, D], [COLS, D], [COLS, E] */
     char *highest, *delta;         /* R [ROWS], [T] */
@@ -279,7 +279,7 @@ static void make_delta(const struct work *w, const struct lane *lane, int64_t b,
     }
 }
 
-/* Scores become probabilities, as they were multiplied with V, and slopes, dP on the way in, become those of scores. */
+/* Turns scores into the probabilities that forward multiplied with V, and slopes from dP into dS. */
 static void backward_row(const struct work *w, const struct lane *lane, int64_t b, int64_t h, int64_t t, int64_t s,
                          int64_t cols, int64_t i) {
     char *row = lane->scores + (size_t)(i * cols) * w->r_nbytes;
@@ -430,7 +430,7 @@ out:
     return st;
 }
 
-/* Every head is computed as it would be alone: how many lanes there are changes nothing. */
+/* Every head is computed as if it were alone, so the number of lanes does not change results. */
 static cairn_status run_all(struct work *w, size_t heads, head_fn head) {
     struct lane lanes[CAIRN__LANES];
     cairn_status st = CAIRN_OK;

@@ -1,5 +1,5 @@
-/* Convolution and its gradients on the CPU, by the three products of conv.h: types that the engine does not take, the
- * bias, and the one rounding.
+/* Convolution and its gradients on the CPU by the three products of conv.h. This file handles types that the engine
+ * does not take, the bias, and the single rounding.
  *
  * Half operands that the engine does not take are widened into kept scratch; results of half passes are f32 in scratch
  * until they are rounded. */

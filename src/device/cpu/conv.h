@@ -1,5 +1,5 @@
-/* Convolution inside the CPU backend: one pass is one of the three products that a convolution and its gradients are. A
- * transposed convolution is the same three with their roles exchanged, which conv.c does. */
+/* Convolution inside the CPU backend. A pass computes one of three products: a convolution or one of its two gradients.
+ * A transposed convolution uses the same three with exchanged roles; conv.c exchanges them. */
 #ifndef CAIRN__CPU_CONV_H
 #define CAIRN__CPU_CONV_H
 
@@ -23,7 +23,7 @@ enum cairn__conv_what {
 struct cairn__conv_pass {
     enum cairn__conv_what what; /* the operand written, f32 (f64 where in_type is); the others are read, of in_type */
     cairn_dtype in_type;
-    bool rounds; /* what is written is of in_type: where cairn__engine_conv_rounds has said so */
+    bool rounds; /* the operand written is of in_type: only if cairn__engine_conv_rounds returned true */
     struct cairn__conv_shape shape;
     void *src, *weights, *dst;
 };
@@ -31,15 +31,15 @@ struct cairn__conv_pass {
 /* Plain loops, f32 or f64. */
 void cairn__conv_loops(const struct cairn__conv_pass *pass);
 
-/* By what the engine does best; f32 or a type that it takes. */
+/* Runs a pass the way that is fastest on the engine. in_type is f32 or a type that the engine takes. */
 cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn__conv_pass *pass);
 
-/* Whether the engine rounds what this pass writes to in_type itself, once, from f32 sums; subnormals become 0. Of a
- * pass that does not, the caller rounds. An error in making it comes with the pass. */
+/* Whether the engine itself rounds this pass's result to in_type, once, from f32 sums (subnormals become 0); otherwise
+ * the caller rounds. An error in preparing the pass is returned when the pass runs. */
 bool cairn__engine_conv_rounds(struct cairn__engine *engine, const struct cairn__conv_pass *pass);
 
-/* By columns: each output's inputs are copied into a matrix that is multiplied by the weights. Types as the engine
- * takes them; room is kept in scratch. */
+/* Convolution by columns (im2col): each output's inputs are copied into a matrix that is multiplied by the weights.
+ * Types as the engine takes them; the matrix is in kept scratch. */
 struct cairn__conv_columns {
     struct cairn__scratch columns, dst, weights, places;
 };

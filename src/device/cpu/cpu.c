@@ -1,4 +1,5 @@
-/* The CPU as a device: memory is the process's, every call is synchronous, kernels are those of this processor. */
+/* The CPU as a device: memory is the process's, every call is synchronous, and kernels are chosen for this
+ * processor. */
 #include "device/cpu/cpu.h"
 
 #include <stdio.h>
@@ -45,7 +46,7 @@ out:
     return st;
 }
 
-/* Made at each call: the number of threads may have changed. */
+/* Written at each call, because the number of threads may have changed. */
 static const char *cpu_describe(const struct cairn_device *d) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     snprintf(cpu->text, sizeof(cpu->text), "%s, %s", cairn__cpu_level_name(cairn__cpu_features()),

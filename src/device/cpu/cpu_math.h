@@ -10,8 +10,8 @@ void cairn__cpu_map(struct cairn_device *d, enum cairn__map_fn f, const struct c
                     const struct cairn__view *x, const double *numbers);
 void cairn__cpu_map_sum(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                         const struct cairn__view *x, const double *numbers, double divisor);
-/* A dense copy in scratch (slot < CAIRN__MAP_INPUTS) where v, read in its order, would jump through memory; else v as
- * it is. The copy stands until the slot's next. */
+/* Replaces v by a dense copy in scratch (slot < CAIRN__MAP_INPUTS) if reading v in order would jump through memory. The
+ * copy lasts until the slot's next copy. */
 void cairn__cpu_densify(struct cairn__cpu *cpu, int slot, struct cairn__view *v);
 
 /* reduce.c */

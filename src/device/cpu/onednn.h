@@ -1,4 +1,4 @@
-/* oneDNN 2.6 to 3.x, as the files named *onednn.c share it: the engine, calls that check, descriptions of memory. */
+/* oneDNN 2.6 to 3.x, for the files named *onednn.c: the engine, checked calls, descriptions of memory. */
 #ifndef CAIRN__CPU_ONEDNN_H
 #define CAIRN__CPU_ONEDNN_H
 
@@ -17,31 +17,31 @@ struct cairn__engine {
     struct cairn__dnnl_products *products; /* kept primitives; NULL before the first call */
     struct cairn__dnnl_convs *convs;
     int max_threads;          /* the limit during a call where more would change the order of sums; 0 = none */
-    int gemm_threads;         /* the most that dnnl_sgemm has had here; 0 = it was not called */
+    int gemm_threads;         /* the most threads that dnnl_sgemm has run with here; 0 = not called yet */
     int (*get_threads)(void); /* OpenMP's, NULL = not found */
     void (*set_threads)(int);
     char text[64];
 };
 
-/* Free what an engine keeps of each kind; NULL inside is fine. */
+/* Free what an engine keeps of each kind; its pointers may be NULL. */
 void cairn__dnnl_products_end(struct cairn__engine *e);
 void cairn__dnnl_convs_end(struct cairn__engine *e);
 
 cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call);
 #define DNNL(call) TRY(cairn__dnnl_check((call), #call))
 
-/* Before oneDNN's first call with so many threads, and before each primitive is created: it dies by a signal where it
- * gets no memory then. Errors: CAIRN_ENOMEM. */
+/* Checks that there is memory before oneDNN's first call with a number of threads and before each primitive is created,
+ * because oneDNN crashes if it gets none then. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_first_gemm);
 
 /* Runs in each child of fork: oneDNN has one thread there. */
 void cairn__dnnl_note_fork(void);
 
-/* How many threads oneDNN may have: cairn__num_threads(), or the engine's limit; one in a child of fork. */
+/* How many threads oneDNN may use: cairn__num_threads(), or the engine's limit; one in a fork child. */
 int cairn__dnnl_threads(const struct cairn__engine *e);
 
-/* Set the number of threads before primitives are created and before each call, and restore it after. `before` is what
- * the first function returned. */
+/* Set the number of threads before primitives are created and before each call, and restore it afterwards. `before`:
+ * the first function's result. */
 int cairn__dnnl_take_threads(const struct cairn__engine *e);
 void cairn__dnnl_give_threads_back(const struct cairn__engine *e, int before);
 

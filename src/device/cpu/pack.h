@@ -1,12 +1,12 @@
-/* Matrices as the engine takes them, whatever their strides and types are. */
+/* Converts matrices of any strides and types to operands that the engine takes. */
 #ifndef CAIRN__CPU_PACK_H
 #define CAIRN__CPU_PACK_H
 
 #include "device/cpu/engine.h"
 #include "device/cpu/state.h"
 
-/* Whether x, [rows, cols], has rows or columns of neighbours that do not overlap. Then it is left with col 1, or else
- * with row 1, and the other stride is large enough for any engine. */
+/* Whether x, [rows, cols], has contiguous rows or columns that do not overlap. If so, sets its col to 1, or else its
+ * row, and makes the other stride large enough for any engine. */
 static inline bool cairn__operand_settle(struct cairn__operand *x, int64_t rows, int64_t cols) {
     if (x->col == 1 && x->row >= cols) return true;
     if (x->row == 1 && x->col >= rows && x->col > 1) return true;
@@ -29,7 +29,7 @@ static inline bool cairn__operand_settle(struct cairn__operand *x, int64_t rows,
     return false;
 }
 
-/* The bare product of p, all of whose operands are dense: C in f32 whatever out_type says, without bias and relu. */
+/* The product of p, whose operands are dense, without bias and relu, and with C in f32 whatever p's out_type is. */
 static inline struct cairn__product cairn__dense_product(const struct cairn__matmul *p) {
     struct cairn__product product = {.m = p->m,
                                      .n = p->n,
@@ -52,16 +52,16 @@ struct cairn__matrix {
     struct cairn__operand at;
 };
 
-/* x as the engine takes it, of type `to`, which is x's or f32: as it is where type and strides allow, else copied into
- * room, rows * cols elements of `to`. The rows of x stay rows of the result. */
+/* x as an operand of type `to`, which is x's type or f32: x itself if type and strides allow it, else a copy in room
+ * (rows * cols elements of `to`). The rows of x stay rows of the result. */
 struct cairn__operand cairn__pack(const struct cairn__cpu *cpu, const struct cairn__matrix *x, cairn_dtype to,
                                   void *room);
 
-/* c, rows of cols neighbours c_row apart, of type `to`, = the dense f32 at x, rounded. */
+/* Rounds the dense f32 matrix x to c, of type `to`, whose contiguous rows of cols elements are c_row apart. */
 void cairn__unpack(const struct cairn__cpu *cpu, void *c, cairn_dtype to, int64_t c_row, const float *x, int64_t rows,
                    int64_t cols);
 
-/* The same product in f64, plain loops with k in order; C [m, n] with rows of neighbours. */
+/* The product in f64 by plain loops, with k in order. C [m, n] has contiguous rows. */
 void cairn__product_f64(int64_t m, int64_t n, int64_t k, struct cairn__operand a, struct cairn__operand b, double *c,
                         int64_t c_row, bool add);
 

@@ -1,6 +1,6 @@
-/* What `taps` neighbours of a pooling window do with a row of outputs. pool.c includes this twice, with R the type of
- * arithmetic and NAMED(x) the name with its suffix. Common strides and widths are constants, so that the compiler can
- * use vectors. */
+/* Loops over a row of outputs for `taps` adjacent elements of a pooling window. pool.c includes this file twice, with R
+ * the type of arithmetic and NAMED(x) a name with R's suffix. Common strides and widths are constants, so that the
+ * compiler can vectorise the loops. */
 #define BY_SHAPE(f, ...)                   \
     if (stride == 2 && taps == 3) {        \
         f(__VA_ARGS__, 2, 3);              \

@@ -1,10 +1,10 @@
 /* Products of views: batches, strides, shared operands, sums over a batch.
  *
- * Batches that are contiguous in memory become one large product: of A's rows that share B, and summed ones that
- * continue the sum over k. The rest of the batch is a loop around the engine, which takes leading dimensions; a matrix
- * whose type or strides it does not take is copied first, once for products in a row that share it. Summed dimensions
- * are innermost, so that a sum is finished before the next one begins: of more than CAIRN__SUM_ROWS products in f64, as
- * sums down columns are. */
+ * Batch dimensions that are contiguous in memory are merged into one large product: as more rows of A that share B, or,
+ * if they are summed, as a continuation of the sum over k. The rest of the batch is a loop around the engine, which
+ * takes leading dimensions. A matrix whose type or strides the engine does not take is copied first, once for
+ * consecutive products that share it. Summed dimensions are innermost, so that a sum is finished before the next one
+ * begins. A sum of more than CAIRN__SUM_ROWS products is accumulated in f64, as sums down columns are. */
 #include <string.h>
 
 #include "core/status.h"

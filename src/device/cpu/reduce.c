@@ -1,6 +1,6 @@
-/* Folds: sums and their like along axes.
+/* Folds: sums, products and extremes along axes.
  *
- * What a fold computes depends on shapes alone, never on strides or threads. Axes of size 1 aside,
+ * A fold's order depends only on shapes, never on strides or threads. Axes of size 1 aside,
  *     rows      where the last axis is folded: the elements that belong to one result, in row-major order, are folded
  *               by CAIRN__BLOCK at a time (the kernel `fold`), and those results in order;
  *     columns   where the last axis stays: as many rows as fill a block lie side by side; each place is folded down

@@ -1,7 +1,7 @@
 /* Passes over rows: softmax, rows by index, dropout.
  *
- * A short row is widened, turned into probabilities and rounded in one go, several of them in a block; a long one is
- * read twice, block by block: once for its maximum and sum, once for what is made of them. */
+ * Short rows are widened, turned into probabilities and rounded together, several in a block. A long row is read twice,
+ * block by block: once for its maximum and sum, once to compute the result from them. */
 #include "device/cpu/rows.h"
 
 #include <math.h>

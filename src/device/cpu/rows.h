@@ -1,4 +1,4 @@
-/* What rows.c, norm.c and loss.c share: rows of elements, and their passes. */
+/* Shared by rows.c, norm.c and loss.c: rows of elements; and the passes of these files. */
 #ifndef CAIRN__CPU_ROWS_H
 #define CAIRN__CPU_ROWS_H
 
@@ -23,7 +23,7 @@ static inline int64_t cairn__index_at(cairn_dtype t, const void *index, size_t i
     return t == CAIRN_I32 ? ((const int32_t *)index)[i] : ((const int64_t *)index)[i];
 }
 
-/* Rows that a piece of parallel work takes, of n elements each: some 16k elements. */
+/* The number of rows of n elements in a piece of parallel work: about 16k elements. */
 static inline size_t cairn__rows_grain(size_t n) {
     const size_t rows = ((size_t)16 << 10) / (n + 1);
     return rows ? rows : 1;
@@ -39,8 +39,8 @@ static inline void cairn__map2(const struct cairn__kernels *k, enum cairn__map_f
     k->map[f][r](dst, (const void *[]){a, b}, n, (double[CAIRN__MAP_NUMBERS]){p0, 0});
 }
 
-/* The greatest element of a row, and the sum of e^(x - greatest): by blocks, with a running maximum. A NaN makes both
- * NaN. n > 0 */
+/* The greatest element of a row and the sum of e^(x - greatest), computed by blocks with a running maximum. A NaN makes
+ * both NaN. n > 0. */
 void cairn__row_exponents(const struct cairn__cpu *cpu, cairn_dtype t, const void *x, size_t n, double *greatest,
                           double *sum);
 
@@ -48,7 +48,7 @@ void cairn__row_exponents(const struct cairn__cpu *cpu, cairn_dtype t, const voi
 cairn_status cairn__cpu_as_r(struct cairn__cpu *cpu, struct cairn__scratch *s, cairn_dtype t, const void *x, size_t n,
                              const void **out);
 
-/* Room for n values of r in s, undefined. */
+/* *out: room in s for n values of r, undefined. */
 cairn_status cairn__cpu_room(struct cairn__scratch *s, cairn_dtype r, size_t n, void **out);
 
 /* rows.c */

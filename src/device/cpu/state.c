@@ -1,4 +1,4 @@
-/* Failures of passes, and scratch. */
+/* Keeps failures of passes, and scratch. */
 #include "device/cpu/state.h"
 
 #include <stdio.h>

@@ -1,10 +1,11 @@
-/* What the CPU backend keeps from call to call, and what all of its passes use of it. */
+/* The CPU backend's state between calls, and the functions that all of its passes use. */
 #ifndef CAIRN__CPU_STATE_H
 #define CAIRN__CPU_STATE_H
 
 #include "device/device.h"
 
-/* Memory that grows to the largest need and stays, so that a training step allocates nothing once it has run. */
+/* Memory that grows to the largest size needed and is kept, so that a training step that has run once allocates
+ * nothing. */
 struct cairn__scratch {
     float *data;
     size_t room;
@@ -15,11 +16,11 @@ enum { CAIRN__LANES = 64 };
 struct cairn__cpu {
     const struct cairn__kernels *kernels;
     struct cairn__engine *engine;
-    struct cairn__engine *lanes[CAIRN__LANES]; /* of threads that multiply side by side; opened on first use */
-    struct cairn__scratch attention;           /* of all its lanes */
-    struct cairn__scratch a, b, c, row; /* operands, result, and bias or row sums of products; a and b of sums too */
+    struct cairn__engine *lanes[CAIRN__LANES]; /* engines of threads that multiply in parallel; opened on first use */
+    struct cairn__scratch attention;           /* for all lanes of attention */
+    struct cairn__scratch a, b, c, row; /* a product's operands, result, and bias or row sums; sums use a and b too */
     struct cairn__scratch dense[CAIRN__MAP_INPUTS]; /* copies of map operands whose strides defeat the cache */
-    cairn_status failed;                            /* of passes: the first one, until check returns it */
+    cairn_status failed;                            /* the first failure of a pass, until check returns it */
     char failure[256];                              /* its message */
     char text[128];                                 /* what describe returns */
 };
@@ -28,10 +29,10 @@ static inline struct cairn__cpu *cairn__cpu_of(const struct cairn_device *d) {
     return d->state;
 }
 
-/* Whether st is CAIRN_OK. The first failure is kept, with its message, for the device's check. */
+/* Whether st is CAIRN_OK. Keeps the first failure, with its message, for the device's check. */
 bool cairn__cpu_is_ok(struct cairn__cpu *cpu, cairn_status st);
 
-/* n floats, undefined; earlier contents are lost. */
+/* *out: room for n floats, undefined; earlier contents are lost. */
 cairn_status cairn__scratch_room(struct cairn__scratch *s, size_t n, float **out);
 
 /* n values of x as f32: x itself, or widened into s. */

@@ -1,10 +1,10 @@
 /* Attention: products of batches, and between them one kernel over rows of scores.
  *
- * Scores are in scratch, a block of them at a time: of as many heads as fit, or of some rows of one head. A block has
- * all columns, or with `causal` those that its rows see, so that a row is whole. Backward goes from the last block of a
- * head to the first: the last sees all columns, and begins the sums of dk and dv that the others add to.
+ * Scratch holds one block of scores at a time: of as many heads as fit, or of some rows of one head. A block has all
+ * columns, or with `causal` those that its rows attend to, so that every row is complete. Backward walks a head's
+ * blocks from last to first: the last block has all columns, so it begins the sums of dk and dv that the others add to.
  *
- * cuBLASLt takes heads that are equally far apart: others, such as those of a permuted [B, T, H, D], are copied. */
+ * cuBLASLt requires heads that are equally far apart. Others, such as those of a permuted [B, T, H, D], are copied. */
 #include "device/cuda/attention.h"
 
 #include <math.h>

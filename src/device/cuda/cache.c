@@ -1,6 +1,6 @@
-/* A segment is a chain of blocks in the order of their addresses. Free blocks of a pool are in a list too, which is
- * searched linearly for the best fit: it is short. Blocks in use are found by their address in a sorted array.
- * Neighbouring free blocks are always merged. */
+/* A segment is a chain of blocks in address order. Free blocks of a pool are also in a list, which is short and
+ * searched linearly for the best fit. Blocks in use are in an array sorted by address. Adjacent free blocks are always
+ * merged. */
 #include "device/cuda/cache.h"
 
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* Checks of a pass's arguments before anything is queued: a wrong pointer would otherwise show only as the failure of
- * some later call. Each returns NULL, or a sentence about what is wrong. */
+/* Checks a pass's arguments before anything is queued: a wrong pointer would otherwise surface only as the failure of
+ * some later call. Each function returns NULL, or a message that says what is wrong. */
 #ifndef CAIRN__DEVICE_CUDA_CHECK_H
 #define CAIRN__DEVICE_CUDA_CHECK_H
 
@@ -12,18 +12,18 @@ enum cairn__item_use {
     CAIRN__USES_Y = 4, /* f32 */
 };
 
-/* dst is of type to, x of type from. Types are floats, or equal ones of any kind where copies is true. */
+/* dst is of type to, x of type from. Both must be floats, or, if copies is true, equal types of any kind. */
 const char *cairn__check_items(const struct cairn__item *items, size_t count, unsigned uses, cairn_dtype to,
                                cairn_dtype from, bool copies);
 /* num_states: of the arrays state[], 1 for SGD with momentum, 2 for Adam. */
 const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                                enum cairn__weight_mode mode, int num_states);
-/* The same with what the rule needs, before its update and in it. */
+/* Like check_optim, with what the rule needs before and in its update. */
 const char *cairn__check_measure(const struct cairn__optim_rule *rule, const struct cairn__optim_item *items,
                                  size_t count, cairn_dtype grad, enum cairn__weight_mode mode);
 const char *cairn__check_by_rule(const struct cairn__optim_rule *rule, const struct cairn__optim_item *items,
                                  size_t count, cairn_dtype grad, enum cairn__weight_mode mode);
-/* What goes with the items. */
+/* The arguments besides the items. */
 const char *cairn__check_update(const void *rule, const struct cairn__rates *rates,
                                 const struct cairn__optim_state *state);
 const char *cairn__check_clamp(const struct cairn__item *items, size_t count, float limit);
@@ -44,9 +44,9 @@ const char *cairn__check_clear_flags(const uint32_t *flags, size_t n);
 const char *cairn__check_store(const void *dst, const void *value, size_t nbytes);
 /* n elements of the float type t behind each pointer. */
 const char *cairn__check_tensors(cairn_dtype t, size_t n, const void *const *tensors, size_t count);
-/* Structs and scalars: set, and aligned to alignment bytes. */
+/* Structs and scalars: not NULL, and aligned to alignment bytes. */
 const char *cairn__check_objects(const void *const *objects, size_t count, size_t alignment);
-/* A matrix of the float type t, whose size in bytes must be one. */
+/* A matrix of the float type t; its size in bytes must fit a size_t. */
 const char *cairn__check_matrix(cairn_dtype t, const void *x, size_t rows, size_t cols);
 
 #endif

@@ -1,5 +1,5 @@
-/* What convolutions do beside products: columns of patches, and planes. Launchers as launch.h has them; R is f32, or
- * f64 of f64. Sizes are > 0 unless said otherwise. */
+/* Launchers for the parts of convolutions that are not products: columns of patches, and planes. Conventions as in
+ * launch.h. R is f32, or f64 for f64. Sizes are > 0 unless said otherwise. */
 #ifndef CAIRN__DEVICE_CUDA_CONV_H
 #define CAIRN__DEVICE_CUDA_CONV_H
 

@@ -1,7 +1,8 @@
-/* Opening the library, keeping its plans by their keys, and counting what is left to im2col.
+/* Opens the library, keeps its plans by their keys, and counts the convolutions left to im2col.
  *
  * The first run of a plan may find that the library refuses it after all, or that there is no memory for its workspace.
- * Its place keeps that: the two ways round differently, and what went one way goes on it while its place is its own. */
+ * The key's place records that: cuDNN and im2col round differently, so a convolution keeps using the same one for as
+ * long as its key keeps its place. */
 #include "device/cuda/convs.h"
 
 #include <assert.h>
@@ -21,7 +22,7 @@ static_assert(sizeof(struct cairn__conv_key) == 16 * 8 + 8, "keys are compared a
 
 enum { MAX_WORKSPACE = 256 << 20 }; /* bytes: what im2col takes for a matrix of a chunk */
 
-/* Why im2col does it. */
+/* Why a convolution is left to im2col. */
 enum reason {
     NONE,
     LIBRARY,   /* there is none */

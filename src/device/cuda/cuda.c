@@ -1,9 +1,9 @@
-/* The GPU as a device. Everything is queued on one stream, our own (which does not wait for the legacy default stream)
- * or the user's. Only download, synchronize and free_pinned wait for it; allocating memory from the driver, or
- * returning it, may. An upload waits for at most one earlier upload (staging.c).
+/* The GPU as a device. Everything is queued on one stream: our own, which does not wait for the legacy default stream,
+ * or the user's. Only download, synchronize and free_pinned wait for it; allocating driver memory or returning it may
+ * wait too. An upload waits for at most one earlier upload (staging.c).
  *
- * A later call reports a failure on the GPU. Calls that have a status return it; passes, which have none, keep it in
- * `failed`, which check, synchronize and download return. */
+ * A failure on the GPU surfaces in a later call. Calls that have a status return it. Passes, which have none, keep it
+ * in `failed`, which check, synchronize and download return. */
 #include "device/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-/* What the files of the GPU device share. No CUDA type is used here, so that any C file can include it. */
+/* Shared by the files of the GPU device. Uses no CUDA type, so that any C file can include it. */
 #ifndef CAIRN__DEVICE_CUDA_CUDA_H
 #define CAIRN__DEVICE_CUDA_CUDA_H
 
@@ -12,8 +12,8 @@ struct cairn__convs;
 struct cairn__products;
 struct cairn__staging;
 
-/* Slots of scratch in device memory: those of passes that have any, and the products' own (product.c), which passes
- * call. */
+/* Slots of scratch in device memory. Products (product.c) have slots of their own, because passes that use a slot call
+ * them. */
 enum cairn__room {
     CAIRN__ROOM_A,
     CAIRN__ROOM_B,
@@ -29,12 +29,11 @@ struct cairn__scratch_room {
     size_t nbytes;
 };
 
-/* What kernels find in the values that they are given. In memory of the host that they reach, so that the host learns
- * of it without a wait of its own: a call that has waited for the GPU anyway looks there, reports and lowers. Set to 1
- * by plain stores. */
+/* Flags of wrong values in operands, which kernels set to 1 by plain stores. They are in pinned host memory, so that
+ * the host needs no extra wait: a call that has waited for the GPU anyway reads, reports and clears them. */
 struct cairn__cuda_faults {
-    uint32_t index;  /* of an embedding: outside of the table */
-    uint32_t target; /* of a class loss: neither a class nor to be ignored */
+    uint32_t index;  /* an embedding's index is outside the table */
+    uint32_t target; /* a class loss's target is neither a class nor ignore_index */
 };
 
 struct cairn__cuda {
@@ -43,8 +42,8 @@ struct cairn__cuda {
     int arch;      /* compute capability: 90 */
     char name[16]; /* "cuda:0" */
     char text[400];
-    struct CUstream_st *own;      /* stream, until the user sets another */
-    struct CUevent_st *hand_over; /* after the old stream's work, when streams change */
+    struct CUstream_st *own;      /* our own stream, used until the user sets another */
+    struct CUevent_st *hand_over; /* marks the end of the old stream's work when the stream changes */
     struct cairn__cache *cache;
     struct cairn__products *products;
     struct cairn__convs *convs;       /* NULL until the first convolution */
@@ -63,14 +62,14 @@ static inline struct cairn__cuda *cairn__cuda_of(struct cairn_device *d) {
     return (struct cairn__cuda *)d->state;
 }
 
-/* The same, and makes the GPU the thread's current one, which programs with several GPUs change. To be called before
- * any call of CUDA. */
+/* The same, and makes the GPU the thread's current one, which programs with several GPUs change. Must be called before
+ * any CUDA call. */
 struct cairn__cuda *cairn__cuda_enter(struct cairn_device *d);
 
 /* Sets the last error from error (a cudaError_t, not 0), with advice. doing: "copying 40 bytes". */
 cairn_status cairn__cuda_call_failed(const struct cairn__cuda *c, const char *doing, int error);
 
-/* TRY for a call of CUDA's. */
+/* TRY for a CUDA call. */
 #define TRY_CUDA(c, doing, call)                                             \
     do {                                                                     \
         const int error_ = (int)(call);                                      \
@@ -80,7 +79,8 @@ cairn_status cairn__cuda_call_failed(const struct cairn__cuda *c, const char *do
 /* Keeps error (a cudaError_t, not 0) as the device's failure, unless it has one. what: "scale". */
 void cairn__cuda_fail(struct cairn__cuda *c, const char *what, int error);
 
-/* A wrong argument becomes the device's failure, unless complaint is NULL. Returns whether it did. */
+/* Keeps a wrong argument as the device's failure. complaint says what is wrong; NULL = nothing. Returns whether
+ * something is. */
 bool cairn__cuda_refused(struct cairn_device *d, const char *pass, const char *complaint);
 /* Keeps a launcher's error, a cudaError_t, unless it is 0. */
 void cairn__cuda_queued(struct cairn_device *d, const char *pass, int error);
@@ -99,22 +99,22 @@ size_t cairn__products_version(void);
 
 /* ---- room.c ---- */
 
-/* Scratch for one pass, at least nbytes, 512-byte aligned: what it holds is lost with the next that takes the same
- * slot. It grows and is never returned, since recorded graphs write there. Errors: CAIRN_ENOMEM; CAIRN_ESTATE, it
- * would have to grow while a graph is recorded. */
+/* Scratch for one pass, at least nbytes, 512-byte aligned. Its contents last until the slot is taken again. Scratch
+ * grows and is never freed, since recorded graphs write to it. Errors: CAIRN_ENOMEM; CAIRN_ESTATE it would have to grow
+ * while a graph is being recorded. */
 cairn_status cairn__cuda_take_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes, void **out);
-/* The same for passes, which have no status: NULL where there is none; the device has kept the failure. */
+/* The same for passes, which have no status: on failure returns NULL, and the device keeps the failure. */
 void *cairn__cuda_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes);
 
 /* ---- staging.c ---- */
 
-/* Copies from the host, whose memory may be reused at once. */
+/* Queues a copy from the host, whose memory may be reused at once. */
 cairn_status cairn__cuda_stage(struct cairn__cuda *c, void *dst, const void *host, size_t nbytes);
-/* Copies from pinned memory, which may be reused when await of the ticket has returned. */
+/* Queues a copy from pinned memory, which may be reused once cairn__cuda_await_pinned of the ticket has returned. */
 cairn_status cairn__cuda_stage_pinned(struct cairn__cuda *c, void *dst, const void *host, size_t nbytes,
                                       uint64_t *ticket);
 cairn_status cairn__cuda_await_pinned(struct cairn__cuda *c, uint64_t ticket);
-/* No work may be queued. */
+/* Precondition: no work is queued. */
 void cairn__staging_destroy(struct cairn__staging **staging);
 
 /* ---- passes.c ---- */

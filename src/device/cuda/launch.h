@@ -1,8 +1,8 @@
 /* The launchers: one function for each kernel on the GPU, with plain C arguments. Each queues its kernel on a stream
- * and returns a cudaError_t, 0 where it was queued. They do not check arguments; check.c has.
+ * and returns a cudaError_t, 0 if it was queued. They do not check arguments; check.c does that before.
  *
- * Element by element the kernels have the CPU's bits: they are compiled without contraction, divide and take roots as
- * IEEE 754 has it, keep subnormals, and share kernels/element.h, kernels/step.h, core/half.h and core/philox.h.
+ * Element-wise kernels give the CPU's bits: they are compiled without contraction, with divisions and roots of IEEE 754
+ * and with subnormals, and share kernels/element.h, kernels/step.h, core/half.h and core/philox.h.
  *
  * Sums run in an order that sizes alone determine, whatever the GPU, the alignment and the order in which blocks
  * finish. u is 2^-24. A block has CAIRN__CUDA_THREADS threads, a thread reads packs of V elements (16 bytes of the
@@ -33,8 +33,8 @@ extern "C" {
 
 struct CUstream_st; /* *cudaStream_t */
 
-/* A random stream as a kernel takes it. base: in device memory, recorded: the seed is there, and the stream `number`
- * behind that there; or NULL. */
+/* A random stream as a kernel takes it. base: NULL, or, in a recorded graph, device memory with the seed and the stream
+ * that `number` is added to. */
 struct cairn__random_stream {
     uint64_t seed, number;
     const struct cairn__random_base *base;
@@ -49,8 +49,8 @@ enum {
     CAIRN__CUDA_TAKEN = 96, /* flags in one launch: as many as fit 4 KB of arguments, with those they raise */
 };
 
-/* The blocks' partial sums, which the last block adds up. Zeroed once; every kernel resets the counters to 0. One a
- * stream. */
+/* The blocks' partial sums, which the last block adds up. Zeroed once; every kernel resets the counters to 0. A stream
+ * has one. */
 struct cairn__partials {
     uint32_t arrived[CAIRN__CUDA_COUNTERS]; /* blocks that are done */
     double total;                           /* l2norm's, from one launch to the next */
@@ -78,7 +78,7 @@ int cairn__launch_axpby(struct CUstream_st *stream, const struct cairn__multi *l
 int cairn__launch_check(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
 /* b is the limit; f32. */
 int cairn__launch_clamp(struct CUstream_st *stream, const struct cairn__multi *list);
-/* dst, f32, goes to x by average's share, where it is due. */
+/* Moves dst, f32, towards x by average's share, if an averaging step is due. */
 int cairn__launch_average(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype from,
                           const struct cairn__average *average);
 int cairn__launch_average_begin(struct CUstream_st *stream, struct cairn__average *average,

@@ -1,5 +1,5 @@
-/* The GPU's passes of math_passes.h, and what their host files share. Each file has its kernels beside it: maps.c
- * checks, divides and queues what maps.cu computes, through the launchers of maps.h. */
+/* The GPU's passes of math_passes.h, and what their host files share. Each host file has a file of kernels: maps.c
+ * checks arguments, divides the work and queues the kernels of maps.cu through the launchers of maps.h. */
 #ifndef CAIRN__DEVICE_CUDA_MATH_TABLE_H
 #define CAIRN__DEVICE_CUDA_MATH_TABLE_H
 
@@ -11,8 +11,8 @@ extern const struct cairn__math cairn__cuda_math;
 /* ---- products of batches; batch.c ---- */
 
 /* c[i] = op(a[i]) op(b[i]), i < batch, row-major: a is [m, k] with lda elements from row to row, or [k, m] where
- * trans_a; b is [k, n], or [n, k] where trans_b; c is [m, n]. The next matrix of each lies `step` elements on, 0 where
- * all share one. Sums are f32 (f64 of f64), rounded once, times alpha before that. Sizes are > 0 but for k. */
+ * trans_a; b is [k, n], or [n, k] where trans_b; c is [m, n]. The matrices of each are `step` elements apart; 0 = all
+ * share one. Sums are f32 (f64 for f64), multiplied by alpha and rounded once. Sizes are > 0, except k. */
 struct cairn__batch {
     int64_t batch, m, n, k;
     bool trans_a, trans_b;
@@ -21,11 +21,11 @@ struct cairn__batch {
     void *c;
     int64_t lda, ldb, ldc;
     int64_t step_a, step_b, step_c;
-    bool accumulate; /* added to what c holds; c is R */
-    double alpha;    /* 1 as a rule */
+    bool accumulate; /* adds to c, which is R */
+    double alpha;    /* usually 1 */
 };
 cairn_status cairn__cuda_multiply(struct cairn_device *d, const struct cairn__batch *b);
-/* One call of cuBLASLt, for k > 0 and a batch that it takes; product.c. */
+/* One call of cuBLASLt; k > 0 and a batch that cuBLASLt supports. In product.c. */
 cairn_status cairn__products_batch(struct cairn_device *d, const struct cairn__batch *b);
 
 /* ---- random streams ---- */

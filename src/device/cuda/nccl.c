@@ -30,8 +30,8 @@ struct block {
 
 struct cairn__comm {
     struct cairn_device *device;
-    ncclComm_t nccl;     /* NCCL writes it, at the latest when connecting is over */
-    atomic_bool is_gone; /* aborted: nccl is not to be used */
+    ncclComm_t nccl;     /* written by NCCL before connecting is over */
+    atomic_bool is_gone; /* aborted: nccl must not be used */
     int rank, size;
     cudaStream_t stream;
     cudaEvent_t ahead; /* of the device's stream */

@@ -1,7 +1,7 @@
-/* Normalisation: how it is divided among blocks, and what is queued.
+/* Normalisation: divides the work among blocks and queues the kernels.
  *
- * Rows take one kernel forward, and backward one more for weights. Channels and groups take three or four: sums over
- * parts, what statistics and factors are made of them, and the walk over all elements. */
+ * Rows take one kernel in forward; backward takes another one for weights. Channels and groups take three or four: sums
+ * over parts, the statistics and factors computed from them, and the pass over all elements. */
 #include "device/cuda/norms.h"
 
 #include "device/cuda/math_table.h"

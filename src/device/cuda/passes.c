@@ -5,12 +5,12 @@
 #include "device/cuda/cuda.h"
 
 enum {
-    /* Elements of a list that a block takes: few enough that short lists use the whole GPU, and in long ones so many
-     * that a block's search for its tensor costs nothing. */
+    /* Least number of a list's elements for a block: small enough that short lists use the whole GPU. In long lists
+     * blocks take so many elements that searching for their tensor costs nothing. */
     LEAST_CHUNK = 2048,
     MAX_CHUNK = 32768,
-    /* Of an optimizer's list, whose blocks begin with the scalars of their tensor: more elements to each as soon as
-     * every multiprocessor has some blocks. */
+    /* The same for an optimizer's list, whose blocks first compute their tensor's scalars: a block takes more elements
+     * as soon as every multiprocessor has some blocks. */
     LEAST_OPTIM_CHUNK = 1024,
     LEAST_SHARED_OPTIM_CHUNK = 4096,
     MAX_OPTIM_CHUNK = 16384,

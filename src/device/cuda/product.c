@@ -1,10 +1,10 @@
-/* Products by cuBLASLt. The algorithm is the first of its heuristic's that works, chosen once for each key
- * (product_plan.h) and kept with its descriptors. Split-K reductions stay f32: cuBLASLt's other schemes, which add up
- * in the type of the result, are excluded.
+/* Products by cuBLASLt. The algorithm is the first one of cuBLASLt's heuristic that works. It is chosen once for each
+ * key (product_plan.h) and kept with its descriptors. Split-K reductions stay f32: cuBLASLt's other schemes, which add
+ * up in the type of the result, are excluded.
  *
- * Where cuBLASLt has no algorithm with the epilogue, which is kept too, or its operand is not aligned as cuBLASLt
- * requires, passes follow the bare product; with a bias and a half result the product then goes to f32 scratch first,
- * so that there is one rounding. */
+ * If cuBLASLt has no algorithm with the epilogue (which is remembered too), or the epilogue's operand is not aligned as
+ * cuBLASLt requires, the bare product is followed by passes. With a bias and a half result the product is written to
+ * f32 scratch first, so that there is one rounding. */
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
@@ -33,7 +33,7 @@ struct entry {
     bool impossible; /* no algorithm */
 };
 
-/* Products that took a pass more than they had to, and why. */
+/* Why a product needed an extra pass. */
 enum fallback {
     FALLBACK_BIAS,     /* the bias is not aligned (CAIRN__PRODUCT_EXTRA_ALIGN) */
     FALLBACK_ROW_SUMS, /* nor are the row sums */

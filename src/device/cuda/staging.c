@@ -1,6 +1,6 @@
-/* Uploads through pinned memory: host memory is copied into a slot of a ring, and from there by the stream. So the
- * caller may reuse its memory at once, pinned or not, and an upload waits for nothing but the copy out of the next
- * slot. Uploads are refused while a graph is recorded, so no recording uses the ring. */
+/* Uploads through pinned memory: host memory is copied to a slot of a ring, and the stream copies from there. So the
+ * caller may reuse its memory at once, pinned or not, and an upload waits only for the copy out of the next slot.
+ * Uploads are refused while a graph is being recorded, so no recording uses the ring. */
 #include <cuda_runtime_api.h>
 
 #include <string.h>
@@ -13,7 +13,7 @@ enum { SLOTS = 4, SLOT_NBYTES = 1 << 20, TICKETS = 64 };
 
 struct cairn__staging {
     char *slots;              /* SLOTS * SLOT_NBYTES, pinned */
-    cudaEvent_t taken[SLOTS]; /* the last copy out of each */
+    cudaEvent_t taken[SLOTS]; /* marks the last copy out of each slot */
     unsigned next;
     cudaEvent_t read[TICKETS]; /* copies out of others' pinned memory: ticket t's is read[t % TICKETS] */
     uint64_t tickets;          /* so far; the first is 1 */
