@@ -1,10 +1,10 @@
-/* One run: rendezvous -> the ranks start -> all end with 0 on every node: done; or the first failure on any node, a
- * signal, a lost node, or a node that wants to join: stop = that signal or SIGTERM to every group, SIGKILL after the
- * grace, every rank reaped, what ranks left in their groups ended -> report -> the next attempt from the rendezvous on,
- * or the end.
+/* An attempt: rendezvous, then the ranks start. It is done when all ranks end with 0 on every node. It stops at the
+ * first failure on any node, a signal, a lost node, or a node that wants to join. To stop, the agent sends that signal
+ * or SIGTERM to every group, and SIGKILL after the grace; it reaps every rank and ends the processes that ranks left in
+ * their groups. Then it reports, and starts the next attempt with a new rendezvous, or ends the run.
  *
- * One loop in one thread does it: poll on a signalfd, which carries SIGCHLD too; its timeouts are the checks of other
- * nodes, the printing of teed output, and the end of the grace. */
+ * One loop in one thread does this: poll on a signalfd, which also carries SIGCHLD, with timeouts for the checks of
+ * other nodes, the printing of teed output, and the end of the grace. */
 #include "agent.h"
 
 #include <poll.h>
@@ -26,9 +26,9 @@ enum { EXIT_SIGNAL = 128 };
 
 static const int ENDING[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1};
 
-static const double ASKED_TWICE = 1;  /* timeout(1) sends a signal twice at once, which counts as one */
+static const double ASKED_TWICE = 1;  /* timeout(1) sends a signal twice in a row, which counts as one */
 static const double REMIND_AFTER = 2; /* after a signal, while ranks still run */
-static const double CAUSE_WITHIN = 1; /* a rank's end may be seen later than those of peers that failed because of it */
+static const double CAUSE_WITHIN = 1; /* a rank's end may be noticed after the ends that it caused */
 static const double SOON = 0.01;      /* between the first checks when only other nodes still run */
 
 struct agent {
@@ -43,7 +43,7 @@ struct agent {
     bool told_done; /* this node has reported that its ranks ended with 0 */
     int told_by;    /* the signal that stops this run, 0 = none */
     double told_at;
-    bool reminded;           /* the reminder is printed */
+    bool reminded;           /* the reminder has been printed */
     double failed_at;        /* when a rank's failure was first noticed; 0 = none */
     double next_look, pause; /* pause: seconds from next_look to the one after */
     const struct tidings *tidings;

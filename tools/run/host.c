@@ -10,7 +10,7 @@
 #include "text.h"
 
 static const double WATCH_INTERVAL = 0.5;
-enum { MAX_REPLACED = 4096 /* nodes, in the life of a run: what the store says costs no more memory */ };
+enum { MAX_REPLACED = 4096 /* nodes during a run; bounds the memory that entries of the store can cost */ };
 
 bool host_open(struct rendezvous *r, int port) {
     const struct options *o = r->options;
@@ -42,7 +42,7 @@ void host_close(struct rendezvous *r) {
 
 /* ---- agents ---- */
 
-/* False, with a word, for facts that no cairn-run of this run writes. */
+/* False, after a message, for an entry that no cairn-run of this run would write. */
 static bool read_agent(struct rendezvous *r, int id) {
     struct agent_seen *a = &r->agents[id - 1];
     char *text = rendezvous_get(r, rendezvous_key(r, "agent/%d", id));
@@ -62,7 +62,7 @@ static bool read_agent(struct rendezvous *r, int id) {
     return true;
 }
 
-/* False for a number that no agent has. An agent that died before it published itself has a number and no facts. */
+/* False for a number without an agent's entry. An agent that died before it wrote its entry leaves such a number. */
 static bool know_agent(struct rendezvous *r, int id) {
     const int most = r->options->max_nodes + MAX_REPLACED;
     if (id < 1 || id > most) {
@@ -89,7 +89,7 @@ static void take_entry(struct rendezvous *r, const char *entry) {
     a->gone = !joins;
     if (!joins) return;
     a->joins++;
-    a->lost = a->place_freed = false; /* it was only unreachable */
+    a->lost = a->place_freed = false; /* it was unreachable, not dead */
     a->beat_at = now();
 }
 
@@ -174,8 +174,8 @@ static bool is_expected(const struct agent_seen *a) {
     return a->member && !a->waiting && !a->gone && !a->lost;
 }
 
-/* Whether enough agents wait, the earlier members among them; in the first round also whether last_call_timeout has
- * passed, in which others may join. */
+/* Whether enough agents wait, including all earlier members that are alive. In the first round last_call_timeout must
+ * also have passed, during which more agents may join. */
 static bool is_time(struct rendezvous *r) {
     int waiting = count(r, may_join);
     bool enough = waiting >= r->options->min_nodes;
@@ -185,7 +185,7 @@ static bool is_time(struct rendezvous *r) {
     return waiting >= r->options->max_nodes || r->round > 0 || now() >= r->enough_at + r->options->last_call_timeout;
 }
 
-/* In the order of arrival; earlier members come first if there are too many. */
+/* Chooses agents in the order of arrival; if too many wait, earlier members have priority. */
 static int choose_dynamic(struct rendezvous *r, int nodes[]) {
     if (!is_time(r)) return 0;
     int room = r->options->max_nodes, n = 0;
@@ -197,7 +197,7 @@ static int choose_dynamic(struct rendezvous *r, int nodes[]) {
     return n;
 }
 
-/* The first rank of a node; for node = n the number of ranks. role NULL: of all roles. */
+/* Returns the first rank of a node, or, for node = n, the number of ranks. role: count only its ranks; NULL = all. */
 static int ranks_before(const struct rendezvous *r, const int nodes[], int node, const char *role) {
     int sum = 0;
     for (int i = 0; i < node; i++) {

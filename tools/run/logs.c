@@ -1,5 +1,5 @@
-/* The log file is the buffer: a tail remembers how much of it has been shown and reads on only when its console has
- * taken the last chunk, so a slow console costs no memory and delays no rank. Source: pytorch
+/* The log file is the buffer: a tail stores how much of the file has been shown, and reads more only when its console
+ * has taken the last chunk, so a slow console costs no memory and delays no rank. Source: pytorch
  * torch/distributed/elastic/multiprocessing/{api,tail_log}.py (1.13 to 2.x). */
 #include "logs.h"
 
@@ -95,7 +95,7 @@ static bool make_folders(const char *path) {
     return fine;
 }
 
-/* base/<run_id>_<random>; NULL where it cannot be made. */
+/* Makes base/<run_id>_<random>; NULL if that fails. */
 static char *make_run_folder(const char *base, const char *run_id) {
     char *name = format_text("%.100s", run_id);
     for (char *c = name; *c; c++) *c = *c == '/' ? '_' : *c;
@@ -113,12 +113,12 @@ static bool wants_files(const struct options *o) {
     return false;
 }
 
-/* ---- folders that nobody needs any more ---- */
+/* ---- stale folders ---- */
 
-/* A folder for error files alone is of no use after its run. Its name tells it from one with output. */
+/* A folder that has only error files is useless after its run. The prefix marks it as such. */
 static const char KEPT[] = "cairn-run_", TEMPORARY[] = "cairn-run-errors_";
 
-/* The lock, or -1: not this user's folder, or in use. */
+/* Returns the lock's descriptor, or -1 if the folder is another user's or in use. */
 static int lock_folder(int parent, const char *name) {
     struct stat s;
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -128,13 +128,13 @@ static int lock_folder(int parent, const char *name) {
     return -1;
 }
 
-/* In a folder where others may rename what is not theirs, nothing is removed by its name. */
+/* False if other users can rename this user's files in the folder: removing by name could then remove a wrong file. */
 static bool is_safe(int folder) {
     struct stat s;
     return fstat(folder, &s) == 0 && ((s.st_mode & S_ISVTX) || !(s.st_mode & (S_IWGRP | S_IWOTH)));
 }
 
-/* Removes what runs left whose cairn-run and keeper were killed together, as `pkill -9 cairn-run` does. */
+/* Removes folders left by runs whose cairn-run and keeper were killed together, as by `pkill -9 cairn-run`. */
 static void remove_stale(const char *tmp) {
     DIR *d = opendir(tmp);
     bool safe = d && is_safe(dirfd(d));
@@ -150,7 +150,7 @@ static void remove_stale(const char *tmp) {
     if (d) closedir(d);
 }
 
-/* mkdtemp, and a lock; a cairn-run that cleans up may come in between, and take the folder away. */
+/* Makes the folder and locks it. Another cairn-run's remove_stale may remove it in between; then it tries again. */
 static bool make_base(struct logs *logs, const char *tmp) {
     struct stat s;
     for (int trial = 0; trial < 10; trial++) {
@@ -204,7 +204,7 @@ static char *make_prefix(const struct options *o, int rank, int first_rank) {
     return substitute(o->line_prefix, names);
 }
 
-/* The descriptor; -1 = none, after a message. */
+/* Returns the descriptor, or -1 after a message. */
 static int open_or_say(const char *path, int flags) {
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) say("%s: %s%s", path, strerror(errno), errno == EMFILE ? "; raise `ulimit -n`" : "");
@@ -231,7 +231,7 @@ static bool open_file(struct logs *logs, const char *folder, int rank, int strea
     return fine;
 }
 
-/* folder is NULL without files: redirected output is discarded then, and teed output is shown as it comes. */
+/* folder: NULL = no files; then redirected output is discarded and teed output is shown directly. */
 static bool open_stream(struct logs *logs, const char *folder, int rank, int stream, int first_rank) {
     const struct options *o = logs->options;
     int bit = streams[stream].bit;
@@ -252,7 +252,7 @@ static bool open_rank(struct logs *logs, const char *attempt, int rank, int firs
     return fine;
 }
 
-/* The rest of the ranks' output is shown first. */
+/* Shows the rest of the ranks' output first. */
 static void close_attempt(struct logs *logs) {
     logs_pump(logs, true);
     for (size_t i = 0; i < logs->n_tails; i++) {
@@ -328,7 +328,7 @@ static size_t advance(struct logs *logs, struct tail *t, bool rest) {
     return taken;
 }
 
-/* One chunk of every tail whose console has taken the last one. */
+/* Shows one chunk of every tail whose console has taken the previous one. */
 static size_t pump_once(struct logs *logs, bool rest) {
     double seconds = rest ? patience : 0;
     size_t taken = 0;

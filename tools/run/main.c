@@ -5,7 +5,7 @@
  *   agent       the loop: one node's part          host        the node that hosts the store, and numbers the others
  *   ranks       processes, from start to reaping   worker      a rank's arguments and environment
  *   report      messages about failures            logs        the ranks' output
- *   secret      by which nodes and ranks prove themselves */
+ *   secret      authenticates nodes and ranks */
 #include "agent.h"
 #include "options.h"
 #include "secret.h"

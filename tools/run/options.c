@@ -74,11 +74,11 @@ struct given {
     bool by_variable;
 };
 
-/* Options on their way from texts to struct options. */
+/* State while texts are parsed into struct options. */
 struct reading {
     struct options *o;
     struct given given[OPTIONS];
-    char *host; /* of the endpoint or the master's address */
+    char *host; /* from the endpoint or the master's address */
     int port;   /* -1 = none given */
     double timeout;
 };
@@ -89,7 +89,7 @@ static const struct row {
     char letter;
     const char *fallback; /* NULL = not set */
     bool (*set)(struct reading *r, enum option_id id, const char *text);
-    const char *head; /* heading of the part of --help that begins */
+    const char *head; /* heading in --help before this option */
     const char *help;
 } rows[OPTIONS];
 
@@ -97,7 +97,7 @@ static bool is_given(const struct reading *r, enum option_id id) {
     return r->given[id].text != NULL;
 }
 
-/* "nproc-per-node" as "PET_NPROC_PER_NODE". */
+/* "nproc-per-node" becomes "PET_NPROC_PER_NODE". */
 static void variable_name(enum option_id id, char name[64]) {
     snprintf(name, 64, "PET_%s", rows[id].name);
     for (char *c = name; *c; c++) *c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
@@ -516,7 +516,7 @@ static bool same_beginning(const char *name, const char *given, size_t n) {
     return true;
 }
 
-/* "--log-dir, --logs-specs": those that begin with the n bytes at given. */
+/* Lists the options that begin with the n bytes at given: "--log-dir, --logs-specs". */
 static char *list_candidates(const char *given, size_t n) {
     char *list = must(strdup(""));
     for (int id = 0; id < OPTIONS; id++) {
@@ -528,7 +528,7 @@ static char *list_candidates(const char *given, size_t n) {
     return list;
 }
 
-/* The option that the n bytes at given name, or are the only beginning of; OPTIONS = none, after a message. */
+/* Finds the option that the n bytes at given name, or abbreviate uniquely; OPTIONS = none, after a message. */
 static enum option_id find_long(const char *given, size_t n) {
     int found = 0;
     enum option_id match = OPTIONS;

@@ -43,12 +43,12 @@ struct options {
     int master_port;         /* 0 = a free one: static with one node and no port given, or c10d */
     char *local_addr;        /* address by which other nodes reach this one; NULL = detected */
 
-    struct cairn__secret *secret; /* secret.c: by which nodes and ranks prove themselves; NULL = none */
+    struct cairn__secret *secret; /* secret.c: authenticates nodes and ranks; NULL = none */
     const char *secret_file;      /* NULL = none */
     int secret_fd;                /* as given; then secret.c's, memory that ranks inherit; -1 = none */
     const char *new_secret;       /* --new-secret: the only thing to do */
-    bool insecure;                /* nodes are trusted without proof, and that is meant */
-    bool has_guests;              /* torch's ranks on other nodes, whose dialect has no proof, may use the store */
+    bool insecure;                /* trust nodes without proof, and print no warning */
+    bool has_guests;              /* torch's ranks on other nodes may use the store; their protocol has no proof */
 
     int max_restarts;
     double monitor_interval, shutdown_timeout;

@@ -24,7 +24,7 @@ static bool same_address(const struct sockaddr *a, const struct sockaddr *b) {
                   sizeof(struct in6_addr)) == 0;
 }
 
-/* All of 127.0.0.0/8, which interfaces do not list one by one. */
+/* All of 127.0.0.0/8 is local, though interfaces list only one of its addresses. */
 static bool is_loopback(const struct sockaddr *a) {
     if (a->sa_family == AF_INET) return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
     return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);

@@ -14,7 +14,7 @@
 #include "worker.h"
 
 enum {
-    EXIT_NOT_EXECUTABLE = 126, /* as shells say it */
+    EXIT_NOT_EXECUTABLE = 126, /* the code that shells use */
     EXIT_NOT_FOUND = 127,
     EXIT_SIGNAL = 128,
 };
@@ -42,7 +42,7 @@ static double wall_clock(void) {
 
 /* ---- the keeper ---- */
 
-/* Ranks that are being killed may still write there. */
+/* Tries repeatedly: ranks that are being killed may still write files in the folder. */
 static void remove_temporary(const char *folder) {
     for (int i = 0; folder && i < 100 && access(folder, F_OK) == 0; i++) {
         remove_tree(folder);
@@ -122,7 +122,7 @@ static void take_descriptor(int from, int to) {
 static void become_rank(const struct ranks *ranks, int local_rank, const struct birth *b) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != b->launcher) _exit(1); /* it died before PR_SET_PDEATHSIG was set */
+    if (getppid() != b->launcher) _exit(1); /* cairn-run died before PR_SET_PDEATHSIG was set */
     tell_keeper(ranks, getpid());           /* before the rank forks any process */
     if (!b->reads_input) take_descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
     take_descriptor(b->out, STDOUT_FILENO);
@@ -250,7 +250,7 @@ int ranks_start(struct ranks *ranks, const struct world *world, const struct log
 
 /* ---- stopping, reaping ---- */
 
-/* SIGCONT, since a suspended rank would not see the signal. */
+/* Sends SIGCONT too, since a suspended rank does not handle the signal. */
 void ranks_stop(struct ranks *ranks, int signal) {
     ranks->stop_signal = signal;
     ranks->kill_at = now() + ranks->options->shutdown_timeout;

@@ -16,7 +16,7 @@ enum { EXIT_SIGNAL = 128 };
 
 static const double FIRST_PAUSE = 0.001, LAST_PAUSE = 0.05; /* seconds between two checks while waiting */
 static const double CONNECT_SLICE = 2;                      /* between two checks for a signal */
-static const double FOREIGN_AFTER = 10;                     /* a cairn-run has its key in the store at once */
+static const double FOREIGN_AFTER = 10;                     /* a cairn-run writes its key at once */
 static const double SILENT = 5;                             /* seconds until a message names what is waited for */
 static const double LEAST_KEEP_ALIVE = 1;
 static const double LEAST_INTERVAL = 0.01; /* between checks, whatever --monitor-interval is: each costs a request */
@@ -316,17 +316,17 @@ static bool are_ranks(int first, int ranks, int size) {
     return first >= 0 && ranks > 0 && size > 0 && first <= size - ranks;
 }
 
-/* Whether the host of this run could have called so. */
+/* Whether the host of this run could have written this call. */
 static bool is_world(const struct rendezvous *r, const struct world *w, int round) {
     const struct options *o = r->options;
-    const bool is_next = r->server ? round == r->round : round > r->round; /* the host counts as it calls */
+    const bool is_next = r->server ? round == r->round : round > r->round; /* the host counts when it calls */
     return is_next && w->restart >= 0 && w->restart <= o->max_restarts && w->nodes >= 1 && w->nodes <= o->max_nodes &&
            w->node >= 0 && w->node < w->nodes && are_ranks(w->first_rank, o->ranks, w->size) &&
            w->size <= w->nodes * OPTIONS_MAX_RANKS && are_ranks(w->first_role_rank, o->ranks, w->role_size) &&
            w->role_size <= w->size;
 }
 
-/* False if the store is gone, or, after a message, if this is no host's call, which comes later then. */
+/* False if the store is gone, or, after a message, if no host wrote this call; the host's call may still come. */
 static bool take_world(struct rendezvous *r, struct world *out) {
     char *call = rendezvous_get(r, rendezvous_key(r, "call/%d/%d", r->id, r->joins));
     char address[256] = "-";
@@ -408,7 +408,7 @@ int rendezvous_join(struct rendezvous *r, int restart, int signals, struct world
 static void take_news(struct rendezvous *r, const char *text) {
     int news = 0, teller = 0, final = 0, code = 1, report = 0;
     if (sscanf(text, "%9d %9d %9d %9d%n", &news, &teller, &final, &code, &report) < 4) return;
-    if (news <= NEWS_NONE || news >= NEWS_HOST_LOST || code < 0 || code > 255) return; /* no cairn-run tells that */
+    if (news <= NEWS_NONE || news >= NEWS_HOST_LOST || code < 0 || code > 255) return; /* no cairn-run reports these */
     struct tidings t = {.news = (enum news)news, .own = teller == r->id, .final = final != 0, .code = code};
     set_tidings(r, t, text[report] ? text + report + 1 : "");
 }
@@ -425,7 +425,7 @@ void rendezvous_tell(struct rendezvous *r, enum news news, bool final, int code,
                                                      strlen(text), &first, NULL))) {
             take_news(r, first);
         }
-        if (first && !r->tidings.news && !r->broken) { /* no cairn-run wrote that */
+        if (first && !r->tidings.news && !r->broken) { /* the stored report is not a cairn-run's */
             take_news(r, text);
             rendezvous_set(r, rendezvous_key(r, "news/%d", r->round), text);
         }
@@ -468,7 +468,7 @@ void rendezvous_leave(struct rendezvous *r, int signals) {
     if (!r || r->alone || r->broken || r->id == 0) return;
     if (!r->server) {
         append_to_list(r, '-');
-        rendezvous_add(r, rendezvous_key(r, "beat/%d", r->id), 1); /* its reply means that the line above has arrived */
+        rendezvous_add(r, rendezvous_key(r, "beat/%d", r->id), 1); /* its reply: the line above has arrived, too */
         return;
     }
     if (!r->tidings.news) return; /* the others wait to join, until the store ends */

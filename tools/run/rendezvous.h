@@ -1,6 +1,6 @@
 /* How the agents (one cairn-run on each node) find each other, number their ranks, and report failures to each other.
- * All of it goes through one TCP store, hosted by one agent, under keys of its own ("/cairn-run/..."), since torchrun's
- * agents keep pickled Python in theirs. The ranks use the same store; before every attempt the host deletes their keys
+ * They use one TCP store, hosted by one agent, with separate keys ("/cairn-run/..."), since the keys of torchrun's
+ * agents hold pickled Python. The ranks use the same store; before every attempt the host deletes their keys
  * from it.
  *
  * If the host is lost the run is over; any other node may be lost and be replaced by one that joins later. */

@@ -24,7 +24,7 @@
 struct agent_seen {
     int joins; /* number of its joins */
     bool waiting, member, gone, lost;
-    bool refused;     /* its facts are no agent's of this run, as was said */
+    bool refused;     /* its entry is not that of an agent of this run; a message was printed */
     bool place_freed; /* its node_rank is free again */
     int node_rank, ranks;
     int node; /* its node in the last world that it was a member of */

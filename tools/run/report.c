@@ -60,7 +60,7 @@ static const char *file_text(const json_t *file) {
     return stack ? stack : json_string_value(json_object_get(message, "message"));
 }
 
-/* Cairn's message begins so if the rank failed because another ended. */
+/* Whether the rank failed because another rank ended: Cairn's message then begins with CAIRN_EPEER. */
 static bool is_consequence(const json_t *file) {
     const char *text = json_string_value(json_object_get(json_object_get(file, "message"), "message"));
     return text && strncmp(text, "CAIRN_EPEER:", strlen("CAIRN_EPEER:")) == 0;
@@ -68,7 +68,7 @@ static bool is_consequence(const json_t *file) {
 
 /* ---- which ranks failed, and which first ---- */
 
-/* A rank that ended after the stop failed by itself if it had written its error before. */
+/* A rank that ended after the stop counts as failed by itself only if it wrote its error before the stop. */
 static bool counts(const struct failure *f, double stopped) {
     if (!f->rank->pid || f->rank->running || !rank_failed(f->rank->status)) return false;
     return !f->rank->ended_by_us || (f->file && f->time > 0 && f->time <= stopped);

@@ -15,13 +15,14 @@ static cairn_status read_secret(struct options *o) {
     return cairn__secret_from_environment(&o->secret);
 }
 
-/* Ranks find a file again. What was inherited may have been a pipe, so they inherit memory. */
+/* Ranks open a secret file themselves. A secret from a descriptor may have been read from a pipe, so it is passed to
+ * the ranks in memory that they inherit. */
 static cairn_status settle_for_ranks(struct options *o) {
     o->secret_fd = -1;
     return o->secret && !o->secret_file ? cairn__secret_share(o->secret, &o->secret_fd) : CAIRN_OK;
 }
 
-/* Nodes that meet there are all on this machine. */
+/* If the endpoint is a loopback address, all nodes are on this machine. */
 static bool is_loopback(const char *host) {
     return !*host || strcmp(host, "localhost") == 0 || cairn__address_is_loopback(host);
 }

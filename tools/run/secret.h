@@ -1,5 +1,6 @@
-/* The job's secret: read from where the options say, and handed to the ranks without a word of it in their arguments or
- * environment. One node needs none, since the kernel tells whose processes are this user's. */
+/* The job's secret. It is read from the file or descriptor of the options, or as the environment says, and passed to
+ * the ranks without appearing in their arguments or environment. A run on one node needs no secret, since the kernel
+ * identifies the user's processes. */
 #ifndef RUN_SECRET_H
 #define RUN_SECRET_H
 
@@ -9,7 +10,7 @@
 bool secret_open(struct options *o);
 void secret_close(struct options *o);
 
-/* --new-secret: the exit code, after a message where that is not 0. */
+/* --new-secret. Returns the exit code, after a message if it is not 0. */
 int secret_make(const struct options *o);
 
 #endif

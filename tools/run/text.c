@@ -27,7 +27,7 @@ double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A pipe that is writable by poll has room for PIPE_BUF bytes, so one write of no more does not block. */
+/* If poll reports a pipe as writable, a write of up to PIPE_BUF bytes does not block. */
 long write_some(int fd, const char *bytes, size_t n, double seconds) {
     struct pollfd ready = {.fd = fd, .events = POLLOUT};
     if (poll(&ready, 1, (int)(seconds * 1e3)) <= 0) return 0;
@@ -37,7 +37,7 @@ long write_some(int fd, const char *bytes, size_t n, double seconds) {
 }
 
 void say_text(const char *text) {
-    static double patience = 5; /* seconds; once */
+    static double patience = 5; /* seconds; 0 after stderr has taken nothing for that long */
     long n = (long)strlen(text), written = 1;
     for (long at = 0; at < n && written > 0; at += written) {
         written = write_some(STDERR_FILENO, text + at, (size_t)(n - at), patience);
@@ -91,7 +91,7 @@ static bool is_letter(char c) {
     return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* The length of the name at text; 0 where none begins. */
+/* Returns the length of the name at text; 0 = none. */
 static size_t name_length(const char *text) {
     size_t n = 0;
     while (is_letter(text[n]) || (n > 0 && text[n] >= '0' && text[n] <= '9')) n++;
@@ -105,7 +105,7 @@ static const char *find_value(const struct substitution *list, const char *name,
     return NULL;
 }
 
-/* The length of the mark that text, a '$', begins; *value is what replaces it, NULL = nothing does. */
+/* Returns the length of the placeholder at text, which is a '$'. *value: its replacement, NULL = none. */
 static size_t read_mark(const char *text, const struct substitution *list, const char **value) {
     bool braced = text[1] == '{';
     const char *name = text + 1 + braced;

@@ -63,7 +63,7 @@ bool read_endpoint(const char *text, char **host, int *port) {
     return true;
 }
 
-/* Calls take for each word between commas; blanks around it are skipped. */
+/* Calls take with each word between commas, without the blanks around it. */
 static bool for_each_word(const char *text, bool (*take)(char *word, void *to), void *to) {
     char *copy = must(strdup(text)), *rest = copy;
     bool fine = true;
@@ -78,7 +78,7 @@ static bool for_each_word(const char *text, bool (*take)(char *word, void *to), 
 
 enum { LAST_RANK = 999999 }; /* largest number that is read as a rank */
 
-/* The ranks of a list. */
+/* Where the ranks of a list are stored. */
 struct rank_list {
     unsigned char *streams;
     bool *listed;

@@ -1,5 +1,5 @@
-/* Parsers of option texts. Each returns false for a text of another form, without a message, which is printed by the
- * caller, who knows the option's name. Numbers are read the same in every locale. */
+/* Parsers of option texts. Each returns false for a text of another form. The caller knows the option's name and prints
+ * the message. Numbers are read the same in every locale. */
 #ifndef RUN_VALUES_H
 #define RUN_VALUES_H
 

@@ -32,7 +32,7 @@ static void keep_copy(struct texts *t, const char *text) {
 
 /* ---- arguments ---- */
 
-/* As torchrun does in an interpreter that it starts. */
+/* Runs a script as torchrun does in an interpreter that it starts. */
 static const char run_path[] = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
 /* The words before the program's name. */
@@ -110,7 +110,7 @@ static void set_job(struct texts *t, const struct options *o, const struct place
     set(t, "TORCHELASTIC_SIGNALS_TO_HANDLE", "%s", o->signal_names);
 }
 
-/* How a rank proves itself to the agents' store. */
+/* Passes on the secret with which a rank authenticates itself to the agents' store. */
 static void set_secret(struct texts *t, const struct options *o) {
     if (!o->secret) return;
     set(t, "CAIRN_STORE_HAS_SECRET", "1");
@@ -118,7 +118,7 @@ static void set_secret(struct texts *t, const struct options *o) {
     if (o->secret_fd >= 0) set(t, "CAIRN_JOB_SECRET_FD", "%d", o->secret_fd);
 }
 
-/* Defaults; a value of the user's own counts before them. */
+/* Sets defaults, unless the user has set these variables. */
 static void set_defaults(struct texts *t) {
     static const char *const names[] = {"NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -142,7 +142,7 @@ static bool assigns(const struct texts *t, const char *assignment) {
     return false;
 }
 
-/* What a cairn-run around this one has set about its own store. */
+/* Whether an outer cairn-run, of which this one is a rank, set this variable for its own store. */
 static bool is_of_outer_run(const struct options *o, const char *assignment) {
     return strncmp(assignment, "CAIRN_STORE_HAS_SECRET=", strlen("CAIRN_STORE_HAS_SECRET=")) == 0 ||
            (o->secret_file && strncmp(assignment, "CAIRN_JOB_SECRET_FD=", strlen("CAIRN_JOB_SECRET_FD=")) == 0);
