@@ -1,4 +1,4 @@
-/* The table of backends. The probe of one that needs a module opens it. */
+/* The table of backends. Probing a backend that needs a module opens the module. */
 #include <string.h>
 
 #include "comm/group_backend.h"

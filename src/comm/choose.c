@@ -1,5 +1,5 @@
-/* Chooses the backend of a group: every rank decides by the same facts, so all decide alike. A backend is probed only
- * where that matters, since probing opens modules: ranks of one machine use shm and open none. */
+/* Chooses the backend of a group. Every rank decides from the same facts, so all choose the same. A backend is probed
+ * only if the choice depends on it, because probing opens modules: ranks of one machine use shm and open none. */
 #include <stdio.h>
 #include <string.h>
 
@@ -77,9 +77,9 @@ static void name_two_hosts(const struct cairn__peers *p, char *text, size_t nbyt
              b->host);
 }
 
-/* A rank that reached the store over loopback is on the store's machine: its way to the others is the way to a rank of
- * another machine that has an address. Where all reached it so, they share a network, whatever their machines are
- * called. */
+/* A rank that reached the store over loopback is on the store's machine. It finds its address by the route to a rank of
+ * another machine that has an address. If all ranks reached the store over loopback, they share a network, whatever
+ * their machines are called. */
 static cairn_status find_address(const struct choice *c, char *address, size_t nbytes) {
     const struct cairn__peers *p = c->peers;
     const struct cairn__peer *me = &p->all[p->rank];
@@ -105,7 +105,7 @@ static cairn_status find_address(const struct choice *c, char *address, size_t n
     return CAIRN_OK;
 }
 
-/* ---- what every rank can ---- */
+/* ---- what every rank supports ---- */
 
 /* This rank's address, then a line for each candidate: a status and a reason. */
 static void write_probes(struct choice *c, char *text, size_t nbytes) {
@@ -176,7 +176,7 @@ out:
 
 /* ---- the choice ---- */
 
-/* Errors that follow from the facts alone, hence the same on all ranks. */
+/* Errors that follow from the facts alone, so they are the same on all ranks. */
 static cairn_status check_facts(const struct cairn__peers *p, int named) {
     cairn_status st = CAIRN_OK;
     for (int r = 1; r < p->size; r++) {

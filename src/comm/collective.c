@@ -1,15 +1,15 @@
-/* The calls that move arrays: their arguments are checked here, by a table, and nowhere below. */
+/* The calls that move arrays. Their arguments are checked here, by a table, and nowhere below. */
 #include "comm/front.h"
 #include "core/alloc.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
-/* What a call moves; the same for all ranks but for what root does. */
+/* What a call moves; the same for all ranks, except for root's part. */
 struct shape {
     enum { NONE = 0, ONE, EACH } dst, src; /* arrays of n, or of n for each rank */
     bool reduces;
-    const char *other;  /* what the other rank is to it, where there is one */
-    const char *advice; /* where dst and src overlap, and may not */
+    const char *other;  /* what the call's other rank is called; NULL = none */
+    const char *advice; /* for the message if dst and src overlap and must not */
 };
 
 static const struct shape shapes[] = {
@@ -216,7 +216,7 @@ union word {
     double value;
 };
 
-/* Every rank adds up by itself, so that there is no second message. */
+/* Every rank adds up by itself, which saves a second message. */
 cairn_status cairn__group_sum(cairn_group *group, double *values, size_t n, uint64_t tag, int *odd) {
     const size_t p = (size_t)cairn_group_size(group), words = n + 1;
     cairn_status st = CAIRN_OK;

@@ -31,7 +31,8 @@ cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *
  * other ranks of the group published. Cost: one request, and one or two for each rank. Errors: CAIRN_EPEER as above.
  * If the store fails, detection stops without an error. */
 cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *call);
-/* The wait in group is over: publishes that, if anything. The key stays, since another rank may be about to read it. */
+/* The wait in group is over: publishes that, if the wait was published. The key stays: another rank may be about to
+ * read it. */
 void cairn__clear_stuck(const cairn_group *group);
 /* The family ends: deletes the key. */
 void cairn__forget_stuck(const cairn_group *root);

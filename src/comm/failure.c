@@ -1,5 +1,5 @@
-/* How a group fails: the first failure that kills it is kept, is reported to the peers, and every later call repeats
- * it. */
+/* How a group fails: it keeps the first failure that kills it, reports it to the peers, and repeats it in every later
+ * call. */
 #include <sched.h>
 #include <stdio.h>
 
@@ -13,7 +13,7 @@ cairn_status cairn__group_was_aborted(const cairn_group *group) {
     return cairn__fail(CAIRN_ESTATE, "the group was aborted by cairn_group_abort and can only be destroyed");
 }
 
-/* Both the caller's thread and one that aborts may get here. */
+/* The caller's thread and an aborting thread may both get here. */
 static void give_up_once(cairn_group *group, const char *cause) {
     if (!atomic_exchange(&group->gave_up, true)) group->backend->give_up(group, cause);
 }
@@ -26,7 +26,7 @@ bool cairn__group_was_forked(const cairn_group *group) {
     return group->size > 1 && group->forks != cairn__forks();
 }
 
-/* give_up comes before the notes of the peers are read: it is what makes them fail and leave notes. */
+/* give_up comes before the peers' notes are read, because it makes them fail and leave notes. */
 cairn_status cairn__group_kill_if_failed(cairn_group *group, const struct cairn__call *call, cairn_status status) {
     if (status == CAIRN_OK || group->dead != CAIRN_OK || cairn__group_was_forked(group)) return status;
     group->dead = status;
@@ -56,7 +56,7 @@ cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
     return cairn__group_kill_if_failed(group, &group->last, status);
 }
 
-/* Each kill has the cause as the last error, which the one before may have changed. */
+/* Every kill takes the cause from the last error, which the previous kill may have changed. */
 void cairn__group_kill_family(cairn_group *root, cairn_status status) {
     char cause[sizeof(root->cause)];
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());

@@ -1,4 +1,4 @@
-/* Groups without their backend's part: families, their groups, the end of both. */
+/* Creates and frees families and groups, without the backend's part. */
 #include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 enum { MAX_TIMEOUT = 1000000000 /* s; fits in 64 bits of ns */ };
 
-/* For a graph, before a launch; the group may have failed between calls. */
+/* A graph calls this before a launch, because the group may have failed between calls. */
 static cairn_status check_recorded(struct cairn__recorded *recorded) {
     return cairn__group_progress((cairn_group *)((char *)recorded - offsetof(cairn_group, recorded)));
 }
@@ -64,7 +64,7 @@ void cairn__group_end(cairn_group **group) {
     cairn_group *g = *group;
     if (!g) return;
     if (!cairn__group_was_forked(g)) {
-        while (atomic_load(&g->aborting) > 0) sched_yield(); /* whose abort got the caller here may not be back yet */
+        while (atomic_load(&g->aborting) > 0) sched_yield(); /* the abort that led here may not have returned yet */
         if (g->backend) g->backend->destroy(g);
     }
     cairn_group **at = &g->family->groups;

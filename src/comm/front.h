@@ -1,20 +1,19 @@
-/* What the files of the front share: failure.c and work.c, which backends use too, and above them group.c, collective.c
- * and subgroup.c. */
+/* Internals of the front: failure.c and work.c, which backends use too, and above them group.c, collective.c and
+ * subgroup.c. */
 #ifndef CAIRN__COMM_FRONT_H
 #define CAIRN__COMM_FRONT_H
 
 #include "comm/group_backend.h"
 #include "kernels/kernels.h"
 
-/* A group of the family without a backend's part yet; the caller puts it into the family's list. cairn__group_end ends
- * it. */
+/* Makes a group of the family, without the backend's part; the caller adds it to the family's list. cairn__group_end
+ * frees it and removes it from the family. */
 cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_group **out);
-/* Leaves the family, too. */
 void cairn__group_end(cairn_group **group);
 
-/* A family and its first group, likewise. */
+/* Makes a family and its first group, without the backend's part. */
 cairn_status cairn__family_make(const struct cairn__group_create_options *options, cairn_group **out);
-/* With its last group, which is that one. */
+/* Frees a family with its first group, which must be the last one left. */
 void cairn__family_end(cairn_group **group);
 
 /* The pool of works: grows it by a chunk; frees it. */
@@ -29,27 +28,27 @@ struct cairn__proposal {
     int32_t n;          /* of ranks */
     union {
         uint8_t ranks[CAIRN__MAX_RANKS];
-        char reason[400]; /* where status is not CAIRN_OK */
+        char reason[400]; /* if status is not CAIRN_OK */
     };
 };
 
 /* The timeout, or the longest that fits in 64 bits of ns. */
 double cairn__group_clamp_timeout(double timeout);
 
-/* Whether this process is a child of the rank's, by fork: it may only free its copy. False for a group of one. */
+/* Whether this process was forked from the rank's; it may then only free its copy. False for a group of one rank. */
 bool cairn__group_was_forked(const cairn_group *group);
 
-/* CAIRN_ESTATE in a child of the rank's. The first cause again, once the group is dead or was aborted. */
+/* Errors: CAIRN_ESTATE in a process forked from the rank's; the first cause, once the group is dead or was aborted. */
 cairn_status cairn__group_check_alive(cairn_group *group);
 
-/* Passes status on, whose message is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:
- * the group keeps the first cause and reports it to the peers. call is what this rank was in. */
+/* Returns status, whose message is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group: it
+ * keeps the first cause and reports it to the peers. call is the call that this rank was in. */
 cairn_status cairn__group_kill_if_deadly(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
 /* The same for calls that a failure leaves half-done: any failure kills the group. */
 cairn_status cairn__group_kill_if_failed(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
-/* Numbers the request and posts it; waits where out is NULL. */
+/* Numbers the request and posts it; waits if out is NULL. */
 cairn_status cairn__group_post(cairn_group *group, const struct cairn__request *request, cairn_work **out);
 
 #endif

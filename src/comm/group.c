@@ -1,5 +1,5 @@
-/* The front of process groups: creation, end, facts and memory of a group. Its collectives are in collective.c, groups
- * made from it in subgroup.c. */
+/* The front of process groups: creates and destroys groups; their facts and memory. Collectives are in collective.c,
+ * groups made from others in subgroup.c. */
 #include <string.h>
 
 #include "comm/deadlock.h"
@@ -78,7 +78,7 @@ bool cairn__group_destroy_root(cairn_group **group) {
     return true;
 }
 
-/* NCCL ends a communicator only when no graph is left that has recorded it. */
+/* NCCL destroys a communicator only once no graph that recorded it is left. */
 static cairn_status refuse_recorded(const cairn_group *group, const char *call) {
     const int graphs = group->recorded.graphs;
     REQUIRE(graphs == 0, CAIRN_ESTATE,

@@ -1,5 +1,5 @@
 /* Finds the ranks whose source made a reduction's result infinite or NaN. A reduction in place overwrites the sources,
- * so they are looked at before the result is stored. */
+ * so they are checked before the result is stored. */
 #ifndef CAIRN__COMM_NONFINITE_H
 #define CAIRN__COMM_NONFINITE_H
 
@@ -7,9 +7,9 @@
 
 /* The outcome, over one or several reductions. */
 struct cairn__nonfinite {
-    uint32_t found;            /* some result was infinite or NaN */
-    uint32_t unused;           /* so that it can travel as bytes */
-    struct cairn__ranks ranks; /* whose sources were too; empty: only the sum overflowed */
+    uint32_t found;            /* a result was infinite or NaN */
+    uint32_t unused;           /* no padding: the struct is sent as bytes */
+    struct cairn__ranks ranks; /* ranks whose sources were, too; empty = only the sum overflowed */
 };
 
 /* nonfinite |= others */

@@ -1,5 +1,5 @@
-/* A note is three lines: which of the ranks' notes it is, in the order they were left, and the status; the call;
- * what was seen. */
+/* A note has three lines: its place in the order in which the ranks left notes, with the status; the call; the rank's
+ * error. */
 #include "comm/notes.h"
 
 #include <poll.h>
@@ -13,7 +13,7 @@
 
 enum {
     PATIENCE_MS = 1000,
-    HOST_PATIENCE_MS = 1500 /* with rank 0 the store may go, and others still read */,
+    HOST_PATIENCE_MS = 1500 /* the store may end with rank 0 while others still read */,
     FIRST_PAUSE_MS = 1,
     LAST_PAUSE_MS = 20,
     CALL_NBYTES = 160,
@@ -32,7 +32,7 @@ struct notes {
     cairn_group *group;
     cairn_store *store;
     struct note *all; /* [size], this rank's too */
-    bool complete;    /* no request failed: a note that is not there was not written */
+    bool complete;    /* no request failed, so a missing note was not written */
 };
 
 static void write_key(const struct notes *n, const char *what, char *key, size_t nbytes) {
@@ -150,7 +150,7 @@ static void put_silent(struct text *t, const struct notes *n) {
     if (silent > 1) put(t, " reported nothing: they ended, are stopped, or are not in a call of this group");
 }
 
-/* The first note is nearest to the cause, unless it only reports that another rank left, whose note may come later. */
+/* The first note is closest to the cause, unless it only reports that another rank left, whose note may come later. */
 static const struct note *find_cause(const struct notes *n) {
     const struct note *mine = &n->all[n->group->rank], *cause = NULL;
     for (int r = 0; r < n->group->size; r++) {
@@ -163,7 +163,7 @@ static const struct note *find_cause(const struct notes *n) {
     return cause;
 }
 
-/* The one rank that is known to be missing, since it keeps what the others know of each other. */
+/* Names the one rank that is known to be missing: the host of the store. */
 static cairn_status fail_without_notes(const struct notes *n, const char *seen, cairn_status status) {
     const cairn_group *g = n->group;
     if (!g->family->rank_0_serves || g->env_ranks[g->rank] == 0) return cairn__fail(status, "%s", seen);

@@ -6,11 +6,12 @@
 
 #include "comm/group_backend.h"
 
-/* status is CAIRN_EPEER or CAIRN_ETIMEOUT, the last error its sentence. Waits a second at most for the others' notes
- * (the first rank to notice is alone), rank 0 of all half a second longer (with it the store may go). Then fails anew
- * with the sentence and what their notes add: "...; rank 1 was in broadcast number 5 of 3 f32 from rank 0; rank 2
- * reported nothing: it ended, is stopped, or is not in a call of this group". Where the store is gone too,
- * the rank that hosts it is named; without a store the sentence stays as it was. Always returns status. */
+/* status is CAIRN_EPEER or CAIRN_ETIMEOUT, and the last error its sentence. Waits up to a second for the others' notes
+ * (the first rank to notice finds none); the environment's rank 0 waits half a second longer, because the store may end
+ * with it. Then sets the last error to the sentence with what the notes add: "...; rank 1 was in broadcast number 5 of
+ * 3 f32 from rank 0; rank 2 reported nothing: it ended, is stopped, or is not in a call of this group". If the store is
+ * gone, too, the message names the rank that hosts it; without a store the sentence is unchanged. Always returns
+ * status. */
 cairn_status cairn__notes_exchange(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
 #endif

@@ -37,7 +37,7 @@ out:
     return st;
 }
 
-/* Memory on every rank, or an error on all. */
+/* Every rank gets memory, or all get an error. */
 cairn_status cairn__group_make_room(cairn_group *group, const char *call, size_t nbytes, void **out) {
     return cairn__group_agree_on_status(group, call, cairn__calloc((size_t)cairn_group_size(group), nbytes, out));
 }

@@ -55,7 +55,7 @@ static cairn_status release(cairn_group *group, void *memory) {
     return cairn__fail(CAIRN_EINVAL, "cairn_group_free: %p is not memory of this group", memory);
 }
 
-/* With one rank the result of every collective is the source. */
+/* With one rank the result of every collective is its source. */
 static cairn_status post(cairn_group *group, cairn_work *work) {
     const struct cairn__request *r = &work->request;
     const size_t nbytes = r->call.n * cairn_dtype_nbytes((cairn_dtype)r->call.dtype);

@@ -1,8 +1,8 @@
-/* Groups made from others. All ranks of the parent exchange proposals, the members of the new group make it, and all
- * exchange how that went: every rank has the group, or none.
+/* Groups made from others. All ranks of the parent exchange proposals, the members of the new group create it, and all
+ * ranks exchange the outcome: every member gets the group, or none does.
  *
- * A proposal has a fixed size, and the parent has memory for all since it was made. So a rank with wrong arguments or
- * without memory can still report that, and the others do not wait for it. */
+ * A proposal has a fixed size, and the parent has had memory for all of them since its creation. So a rank with wrong
+ * arguments or without memory can still report that, and the others do not wait for it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,7 +31,7 @@ static void put_status(struct cairn__proposal *mine, cairn_status status) {
     if (status != CAIRN_OK) snprintf(mine->reason, sizeof(mine->reason), "%s", cairn_last_error());
 }
 
-/* This rank's own failure comes first; a deadly one anywhere is deadly everywhere. */
+/* This rank's own failure takes precedence; a failure that kills the group on one rank kills it on all. */
 static cairn_status outcome(cairn_group *parent, const struct cairn__proposal *mine, enum proposal_kind kind) {
     int worst = -1;
     for (int r = 0; r < parent->size; r++) {
@@ -62,7 +62,7 @@ static bool same_proposal(const struct cairn__proposal *a, const struct cairn__p
     return a->kind == SPLIT || (a->n == b->n && memcmp(a->ranks, b->ranks, (size_t)a->n) == 0);
 }
 
-/* Every rank compares all with rank 0, so that all report the same rank. */
+/* Every rank compares all proposals with rank 0's, so all report the same rank. */
 static cairn_status check_proposals(cairn_group *parent) {
     const struct cairn__proposal *first = &parent->proposals[0], *other = first;
     for (int r = 1; r < parent->size && other == first; r++) {
@@ -129,7 +129,7 @@ static int choose_by_color(const cairn_group *parent, const struct cairn__propos
     return n;
 }
 
-/* Writes members as ranks of the parent, and returns how many; 0 where this rank belongs to none. */
+/* Writes the members as ranks of the parent and returns their number; 0 if this rank is in no new group. */
 static int choose_members(const cairn_group *parent, const struct cairn__proposal *mine, int *members) {
     if (mine->kind == SPLIT) return choose_by_color(parent, mine, members);
     bool is_member = false;
@@ -140,8 +140,8 @@ static int choose_members(const cairn_group *parent, const struct cairn__proposa
     return is_member ? mine->n : 0;
 }
 
-/* Its number is unique: groups that share a rank have different counts (`made`), groups of one split have different
- * first ranks. */
+/* The group's index is unique: groups that share a rank have different counts (`made`), groups of one split have
+ * different first ranks. */
 static cairn_status derive(cairn_group *group, cairn_group *parent, int size) {
     group->size = size;
     group->is_of_all = parent->is_of_all && size == parent->size;
@@ -163,7 +163,7 @@ static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__pro
     cairn_group *made = NULL;
     int size = 0;
     if (st == CAIRN_OK) st = cairn__group_make(parent->family, parent->size, &made);
-    /* Where one rank lacks descriptors, the others would wait for it to connect. */
+    /* If one rank lacked descriptors, the others would wait for it to connect. */
     if (st == CAIRN_OK && files) st = cairn__check_descriptors(files + members, "the group");
     put_status(mine, st);
     mine->made = parent->family->made;
@@ -172,7 +172,7 @@ static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__pro
     made->timeout_name = timeout == parent->timeout ? parent->timeout_name : "cairn_group_options.timeout";
     size = choose_members(parent, mine, made->parent_ranks);
     if (size > 0) st = derive(made, parent, size);
-    /* The parent dies with it: an exchange of outcomes would wait for the same rank a second time. */
+    /* The parent dies, too: an exchange of outcomes would wait for the same rank a second time. */
     if (is_deadly(st)) TRY(cairn__group_kill(parent, st));
     TRY(exchange_outcomes(parent, st, (enum proposal_kind)mine->kind));
     if (size > 0) {

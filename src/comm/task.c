@@ -59,8 +59,8 @@ static bool has_ended(struct cairn__task *task, double seconds) {
     return ended;
 }
 
-/* In short rounds, so that a rank which died is noticed soon. A rank whose task has ended waits in the exchange for
- * those that are in a round. */
+/* Waits in short rounds, so that a dead rank is noticed soon. A rank whose task has ended waits in the exchange for the
+ * ranks that are in a round. */
 cairn_status cairn__group_await(cairn_group *group, const char *call, struct cairn__task *task) {
     const double timeout = cairn__group_timeout(group), round = timeout < 4 * ROUND ? timeout / 4 : ROUND;
     const int size = cairn_group_size(group);
@@ -85,7 +85,7 @@ cairn_status cairn__group_run_task(cairn_group *group, const char *call, cairn_s
     struct cairn__task task;
     char cause[1024];
     if (cairn_group_size(group) == 1) return run(ctx);
-    (void)cairn__task_begin(&task, "cairn-files", run, ctx); /* its error is join's, too */
+    (void)cairn__task_begin(&task, "cairn-files", run, ctx); /* join returns its error, too */
     const cairn_status awaited = cairn__group_await(group, call, &task);
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
     const cairn_status own = cairn__task_join(&task);

@@ -1,6 +1,6 @@
-/* What each rank does by itself and may take longer than a group's timeout, as writing to a slow disk: it is done in a
- * thread of its own, while the ranks tell each other that they are alive. A rank that has died, or was stopped, is
- * noticed as in any collective; one whose task takes long is waited for. */
+/* Tasks: work that each rank does by itself and that may take longer than a group's timeout, such as writing to a slow
+ * disk. A task runs in a thread of its own, while the ranks show each other that they are alive. A rank that died or
+ * was stopped is detected as in any collective; a rank whose task takes long is waited for. */
 #ifndef CAIRN__COMM_TASK_H
 #define CAIRN__COMM_TASK_H
 
@@ -21,15 +21,15 @@ struct cairn__task {
     char error[1024];
 };
 
-/* Starts run(ctx) in a thread, which blocks all signals. Errors: CAIRN_ESYSTEM: there is no thread, and the task has
- * ended with this error. */
+/* Starts run(ctx) in a thread, which blocks all signals. Errors: CAIRN_ESYSTEM the thread could not be created; the
+ * task has ended with this error. */
 cairn_status cairn__task_begin(struct cairn__task *task, const char *name, cairn_status (*run)(void *ctx), void *ctx);
 
-/* Waits for its end, and returns run's status with its last error. Once for each task. */
+/* Waits for the task's end, and returns run's status with its last error. Call it once for each task. */
 cairn_status cairn__task_join(struct cairn__task *task);
 
-/* Collective: waits until the tasks of all ranks have ended. The task goes on, and is still to be joined. Errors: those
- * of a collective, when a rank has died. */
+/* Collective: waits until the tasks of all ranks have ended. If it fails the task continues; it must be joined in any
+ * case. Errors: those of a collective, when a rank has died. */
 cairn_status cairn__group_await(cairn_group *group, const char *call, struct cairn__task *task);
 
 /* Collective: run(ctx) on every rank, then as cairn__group_agree_on_status. One rank runs it without a thread. */

@@ -1,7 +1,7 @@
 /* Works: a pool, posting, waiting.
  *
- * The pool grows by chunks when more works are held than ever before, so a training step that posts what the last one
- * posted allocates nothing. */
+ * The pool grows by chunks when more works are in use than ever before, so a training step that posts as many as the
+ * last one allocates nothing. */
 #include "comm/front.h"
 #include "core/alloc.h"
 #include "core/status.h"
@@ -63,7 +63,7 @@ void cairn__work_complete(cairn_work *work, uint32_t found) {
 
 /* ---- posting ---- */
 
-/* Where the numbers of calls of this kind are counted. */
+/* The counter that numbers calls of this kind. */
 static cairn_status counter_of(cairn_group *group, const struct cairn__call *call, uint64_t **out) {
     const bool sends = call->kind == CAIRN__SEND;
     if (!sends && call->kind != CAIRN__RECV) {
