@@ -24,7 +24,7 @@ bool cairn__shm_has_parts(const struct cairn__call *call) {
     return call->kind == CAIRN__REDUCE_SCATTER || call->kind == CAIRN__ALLTOALL;
 }
 
-/* The result has slices, one a rank, that each computes for others too. */
+/* Whether the result has one slice per rank, which that rank also computes for others. */
 static bool has_slices(const struct cairn__call *call) {
     return call->kind == CAIRN__ALLREDUCE || call->kind == CAIRN__REDUCE;
 }
@@ -50,7 +50,7 @@ static char *bounce(const struct cairn__shm *s, int rank, const struct shm_block
     return (char *)s->bounces + ((size_t)rank * SHM_BOUNCES + b->bounce) * SHM_BOUNCE_NBYTES;
 }
 
-/* Where rank's elements of this block are that go to the given part, as this process sees them. */
+/* Where this process finds rank's elements of this block that go to the given part. */
 static const char *source(const struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b, int rank,
                           int part) {
     const struct shm_slot *slot = shm_slot(s, rank, b->number);
@@ -75,7 +75,8 @@ static size_t slice_begin(size_t n, size_t nbytes, uintptr_t base, size_t index,
     return index == slices || begin > n ? n : begin;
 }
 
-/* One of so many slices of a block; they meet at cache lines of the destination that all know, or of bounces. */
+/* Slice `index` of `slices` of a block. Slices meet at cache lines of the destination, if all ranks know it, or of
+ * bounces. */
 static struct slice cut(const struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b, size_t index,
                         size_t slices) {
     const int first = call_of(op)->kind == CAIRN__REDUCE ? call_of(op)->root : 0;
@@ -90,7 +91,7 @@ static struct slice slice_of(const struct cairn__shm *s, const struct shm_op *op
 
 /* ---- staging ---- */
 
-/* Lines that another core still holds come back one after the other, so they are written past the caches: 23 GB/s, not
+/* Cache lines that another core holds are fetched one after the other, so stores bypass the caches: 23 GB/s instead of
  * 2.3, measured between two cores of a Zen. */
 #ifdef __SSE2__
 static size_t stream(char *dst, const char *src, size_t nbytes) {

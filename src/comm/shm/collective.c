@@ -1,12 +1,12 @@
-/* The collectives, one after the other, as steps that all ranks make together.
+/* The collectives, one after the other, in steps that all ranks make together.
  *
  * A collective whose memory is the group's is one step. Other memory goes through the ranks' bounces in blocks: in step
  * j each rank stages block j, works on block j - 1, and fetches what others made of block j - 2. So three blocks are in
  * use at a time, and each rank has three bounces, used in turn by one collective after the other.
  *
- * A bounce is free again when it is staged anew: all ranks have made the step before, hence have fetched three blocks
- * back. The last block of a collective is fetched when that completes; the next one that needs bounces begins after,
- * and its first block goes into another bounce than the last one's.
+ * A bounce is free when it is staged again: all ranks have made the previous step, so they have fetched the block three
+ * back. The last block of a collective has been fetched when the collective completes; the next one that needs bounces
+ * begins after that, and its first block uses another bounce than that last block.
  *
  * This rank's part of a later collective may run ahead of the others' part of an earlier one, unless both need the
  * bounces. */
@@ -108,7 +108,7 @@ static void make_step(struct cairn__shm *s, struct shm_op *op, uint64_t number) 
     }
 }
 
-/* Before the step that lets others read it. A rank that posts number + SHM_OUTSTANDING has read this bit. */
+/* Called before the step that lets others read the bit. A rank that posts number + SHM_OUTSTANDING has read it. */
 static void publish_found(struct cairn__shm *s, const struct shm_op *op, uint64_t number) {
     uint64_t bit = UINT64_C(1) << (number % SHM_OUTSTANDING);
     struct shm_lane *mine = shm_lane(s, s->rank);
@@ -117,7 +117,7 @@ static void publish_found(struct cairn__shm *s, const struct shm_op *op, uint64_
     if (updated != found) atomic_store(&mine->found, updated);
 }
 
-/* A rank that has left meanwhile had no part that was not made. */
+/* A rank that left in good order has seen all pieces computed, so the collective is complete then. */
 static cairn_status share(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
     const struct shm_block all = block_of(op, 0, number);
     uint32_t found = 0;
@@ -128,7 +128,7 @@ static cairn_status share(struct cairn__shm *s, struct shm_op *op, uint64_t numb
     return CAIRN_OK;
 }
 
-/* This rank's part of one collective, as far as it goes now. */
+/* Does this rank's part of one collective, as far as possible now. */
 static cairn_status advance(struct cairn__shm *s, struct shm_op *op, uint64_t number, bool *finished) {
     cairn_status st = CAIRN_OK;
     *finished = false;

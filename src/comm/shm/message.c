@@ -1,8 +1,8 @@
 /* Messages: for each rank and direction a queue of its own, beside the collectives.
  *
- * The two ends of a pair publish their calls in slots, as collectives do, and compare. The receiver copies what is in
- * group memory from where it is. Other bytes go through the pair's ring, message after message; the sender fills it
- * before the receiver comes, but a message is not done before its two calls were compared.
+ * The two ends of a pair publish their calls in slots, as collectives do, and compare them. The receiver copies from
+ * group memory in place. Other bytes go through the pair's ring, one message after the other. The sender may fill the
+ * ring before the receiver comes, but a message is not done before its two calls have been compared.
  *
  * An end reuses a slot when both have finished the message that was in it. */
 #include <string.h>
@@ -44,7 +44,7 @@ out:
     return st;
 }
 
-/* Few bytes go through the ring, also where the receiver could copy them: then the sender may leave. */
+/* Small messages go through the ring even if the receiver could copy them, so that the sender may leave. */
 static struct shm_place place_of(const struct cairn__shm *s, const struct cairn__request *r) {
     const struct shm_place place = cairn__shm_locate(s, r->src, size_of(&r->call));
     const bool is_small = place.segment == SHM_BY_ADDRESS && size_of(&r->call) <= CHUNK;
@@ -58,7 +58,7 @@ cairn_status cairn__shm_post_message(struct cairn__shm *s, cairn_work *work) {
     struct shm_route *route = cairn__shm_route(s, &r->call);
     const bool rings = route->sends && !place_of(s, r).segment && r->call.n > 0;
     const size_t needed = rings ? sizeof(*route->pair) : HEAD_NBYTES;
-    if (route->filled < needed) { /* what runs out of memory later would end the process */
+    if (route->filled < needed) { /* running out of memory later would kill the process */
         TRY(cairn__shm_fill(route->pair, needed));
         route->filled = needed;
     }
@@ -182,7 +182,7 @@ static cairn_status match(struct cairn__shm *s, struct shm_route *route, uint64_
     return cairn__fail_mismatch(s->group, s->rank, &mine->call, route->peer, &theirs->call);
 }
 
-/* A sender's bytes go ahead; a message in group memory is done when the receiver has finished it. */
+/* A sender's bytes may go ahead; a message in group memory is done when the receiver has finished it. */
 static cairn_status step_sender(struct cairn__shm *s, struct shm_route *route, bool *through) {
     const uint64_t number = atomic_load(&route->mine->finished);
     bool moved = true;

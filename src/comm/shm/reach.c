@@ -1,10 +1,10 @@
-/* Arrays of other ranks in one process, which are read and written where they stand.
+/* Arrays of other ranks in the same process, which are read and written in place.
  *
- * A rank whose group dies may free its arrays while others are at a call that it has posted. So ranks say when they
- * touch arrays of others, and look then whether all are still there; one that goes says so and waits until none
- * touches any. Both are sequentially consistent: of a rank that touches and one that goes, one sees the other. A rank
- * has completed what it has seen all ranks finish, so for one that left in good order nothing is left to be touched.
- */
+ * A rank whose group dies may free its arrays while others run a call that it has posted. So a rank publishes that it
+ * touches arrays of others, and then checks whether all are still there; a rank that leaves publishes that, and then
+ * waits until no rank touches its arrays. Both orders are sequentially consistent, so one of the two sees the other. A
+ * rank completes only what it has seen all ranks finish, so nothing of a rank that left in good order is still to be
+ * touched. */
 #include <sched.h>
 
 #include "comm/shm/shm.h"

@@ -1,4 +1,4 @@
-/* Group memory: of every allocation each rank has a part, and every rank maps all parts. */
+/* Group memory: each rank has a part of every allocation, and every rank maps all parts. */
 #include <stdio.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -65,7 +65,7 @@ void cairn__shm_free_all(struct cairn__shm *s) {
     cairn__free(s->segments);
 }
 
-/* Asking for more would not fail but wake the system's out-of-memory killer. The same on every rank. */
+/* A larger allocation would not fail but invoke the system's out-of-memory killer. The same on every rank. */
 static cairn_status check_fits(const struct cairn__shm *s, size_t nbytes) {
     struct sysinfo info;
     if (sysinfo(&info) != 0) return CAIRN_OK;
@@ -88,7 +88,7 @@ out:
     return st;
 }
 
-/* Makes this rank's part and sends it to all; its status where there is none, because all wait for it. */
+/* Makes this rank's part and sends it to all ranks, which wait for it; if there is none, sends the status. */
 static cairn_status offer_part(struct cairn__shm *s, cairn_status st, struct shm_segment *g, size_t nbytes) {
     int fd = -1;
     void *file = NULL;
@@ -105,7 +105,7 @@ static cairn_status offer_part(struct cairn__shm *s, cairn_status st, struct shm
     return st;
 }
 
-/* *usable is cleared where some rank has no memory, with its reason as the last error. */
+/* If a rank has no memory, *usable is its status, and the last error its reason. */
 static cairn_status collect_parts(struct cairn__shm *s, struct shm_segment *g, size_t nbytes, cairn_status *usable) {
     cairn_status st = CAIRN_OK;
     for (int r = 0; r < s->size; r++) {

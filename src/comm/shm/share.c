@@ -1,9 +1,9 @@
-/* Sums in pieces, which the ranks that are awake compute for all, where the ranks outnumber the processors.
+/* Sums in pieces, which the ranks that are awake compute for all ranks, if the ranks outnumber the processors.
  *
- * A rank that has seen all ranks post takes one piece after the other, adds up what every rank has there and writes it
- * to every rank's array. When none is left it adds the number of those it computed to the job's. Once that counts all
- * pieces, the collective is complete for every rank, whether or not it had a turn meanwhile. An element has the same
- * sum whichever rank computes it.
+ * A rank that has seen all ranks post takes one piece after the other, adds up every rank's elements and writes the sum
+ * to every rank's array. When no piece is left it adds the number of pieces that it computed to the job's count. Once
+ * that covers all pieces, the collective is complete for every rank, even for ranks that did not run meanwhile. An
+ * element has the same sum whichever rank computes it.
  *
  * The pieces are in as many regions as there are processors, and a rank begins with its processor's: the next call
  * finds those elements in that processor's caches.
@@ -15,9 +15,9 @@
 #include "core/dtype.h"
 
 enum {
-    LEAST_NBYTES = 16 << 10,   /* of a piece of a rank's array, but of the last */
+    LEAST_NBYTES = 16 << 10,   /* of a piece of a rank's array, except the last */
     MAX_PIECES = 16,           /* of a region */
-    HELPED_NBYTES = 256 << 10, /* of a rank's array: from there on it pays to wake other ranks */
+    HELPED_NBYTES = 256 << 10, /* of a rank's array: from this size on waking other ranks pays off */
     TURN_SHIFT = 32,
 };
 
@@ -39,7 +39,7 @@ static uint64_t nbytes_of(const struct cairn__call *call) {
     return call->n * cairn_dtype_nbytes((cairn_dtype)call->dtype);
 }
 
-/* Of each region. */
+/* The number of pieces of each region. */
 static uint64_t pieces_of(const struct cairn__shm *s, const struct cairn__call *call) {
     const uint64_t pieces = nbytes_of(call) / (uint64_t)s->regions / LEAST_NBYTES;
     return pieces < 1 ? 1 : pieces > MAX_PIECES ? MAX_PIECES : pieces;

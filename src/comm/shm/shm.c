@@ -136,7 +136,7 @@ out:
     return st;
 }
 
-/* Without a barrier of its own: the members agree in the parent whether all of them stand. */
+/* Needs no barrier of its own: in the parent the members agree on whether all of them succeeded. */
 static cairn_status shm_derive(cairn_group *group, cairn_group *parent) {
     struct cairn__shm *from = parent->impl, *s = NULL;
     cairn_status st = begin(group, from->root, &s);

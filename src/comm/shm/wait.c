@@ -1,8 +1,8 @@
 /* Progress and waiting: spin, then yield, then sleep (bell.c).
  *
- * Where the ranks outnumber the processors they hardly spin: a rank that waits yields to one that still has to post. It
- * goes on yielding for a while before it sleeps, since waking eight ranks takes as long as some calls. Yielding is of
- * use only where the system runs the ranks as one crowd: Linux gives each session a share of its own (autogroup). */
+ * If the ranks outnumber the processors they hardly spin: a waiting rank yields to one that still has to post. It keeps
+ * yielding for a while before it sleeps, since waking eight ranks takes as long as some calls. Yielding helps only if
+ * the system schedules the ranks together: Linux gives each session a share of its own (autogroup). */
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
