@@ -22,7 +22,7 @@ struct block {
 struct cairn__cache {
     struct cairn__cache_source source;
     struct block *free[2]; /* [small] */
-    struct block *spare;   /* headers without a block: a step that has run once allocates nothing on the host either */
+    struct block *spare;   /* unused headers: a step that has run once allocates no host memory either */
     struct block **used;   /* sorted by address */
     size_t count, capacity;
     size_t held[CAIRN__NUM_HOLDERS];

@@ -36,20 +36,20 @@ struct job {
     const char *name;            /* of the pass */
     struct cairn__columns shape; /* of all images */
     int64_t n, k, groups;
-    int64_t k_of, taps, pixels; /* of a group: dst's channels, rows of columns; of dst's planes */
-    cairn_dtype type, wide;     /* of the operands; R */
+    int64_t k_of, taps, pixels; /* a group's dst channels and rows of columns; pixels of a dst plane */
+    cairn_dtype type, wide;     /* the operands' type; R */
     bool together, with_columns;
     int64_t most; /* images in a chunk */
     const char *src, *weights, *dst;
     int64_t weights_row; /* from row to row of weights */
 };
 
-/* Some images, and the matrices' places for them; steps are of the batch. */
+/* Some images and their matrices; steps are those of the batch of products. */
 struct chunk {
     int64_t first, images;
     int64_t batch, cols, row; /* a product's columns; from row to row */
     int64_t columns_step, dst_step, weights_step;
-    void *columns, *room; /* ROOM_A, and ROOM_B for dst where it is not in place */
+    void *columns, *room; /* ROOM_A; ROOM_B for dst if it is not in place */
 };
 
 static int64_t least(int64_t a, int64_t b) {

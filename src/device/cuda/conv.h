@@ -9,10 +9,11 @@
 extern "C" {
 #endif
 
-/* Columns hold, for every pixel of dst [images, k, p, q], what each tap of the kernel lies over in src
- * [images, c, h, w]:
+/* Columns hold, for every pixel of dst [images, k, p, q], the element of src [images, c, h, w] under each tap of the
+ * kernel:
  *     columns[((channel * r + y) * s + x) * row_step + image * image_step + pixel]
- * Whole packs of 16 bytes: neither step cuts one, or the images are one row, which may be written on to its last pack.
+ * They are written in whole packs of 16 bytes: either both steps are multiples of a pack, or the images form one row,
+ * which may be written up to the end of its last pack.
  */
 struct cairn__columns {
     int64_t images, c, h, w, r, s, p, q;
@@ -22,8 +23,8 @@ struct cairn__columns {
 
 int cairn__launch_columns(struct CUstream_st *stream, cairn_dtype t, void *columns, const void *src,
                           const struct cairn__columns *shape);
-/* src[i] = round(bias of its channel + the sum of all columns that lie over it), taps in order. Columns are R; bias may
- * be NULL. Each element gathers its own, so that no two add to one. */
+/* src[i] = round(its channel's bias + the sum of its elements of columns), taps in order. Columns are R; bias may be
+ * NULL. Every element of src gathers its terms, so no two threads add to the same one. */
 int cairn__launch_fold_columns(struct CUstream_st *stream, cairn_dtype t, void *src, const void *columns,
                                const void *bias, const struct cairn__columns *shape);
 

@@ -1,11 +1,11 @@
-/* The launchers of folds.cu: folds, maxima and running sums along axes. Plain C, as launch.h. There are results and
- * lines, but terms of a fold may be none.
+/* The launchers of folds.cu, in plain C as in launch.h: folds, maxima and running sums along axes. There is at least
+ * one result or line, but a fold may have no terms.
  *
  * The order of terms depends on the shape and the type, never on strides or the GPU. The terms of a result are numbered
  * row-major over the folded axes. A *place* takes some of them, in order: runs of 16 terms in R, from +0 (1 for a
- * product, an infinity for extremes), and the runs, in order, in f64. From there on all is f64: places are joined in
- * trees of halves. What they come to is divided, its root is taken, and it is rounded to R and then to the type of the
- * result. Where R is f64 or f32, and x has that type or is half, a pack is V = 16 bytes of x; else V = 1 (integers,
+ * product, an infinity for extremes), and the runs, in order, in f64. From there on everything is f64: places are
+ * joined in trees of halves. The total is divided, its root is taken, and it is rounded to R and then to the type of
+ * the result. If R is f64 or f32, and x has that type or is half, a pack is V = 16 bytes of x; else V = 1 (integers,
  * bools, and f32 or halves that are summed in f64). Axes of size 1 aside,
  *
  *   rows      where the last axis is folded. `threads` threads, a power of 2, share a row, or each of its parts where
@@ -39,21 +39,21 @@
 extern "C" {
 #endif
 
-/* What is folded, and who folds which part of it. */
+/* The operands of a fold, and how its work is divided. */
 struct cairn__folding {
     const void *x;
-    cairn_dtype type, r;             /* r: R, as the CPU has it: f64 where type or the result's is f64, i32 or i64 */
+    cairn_dtype type, r;             /* r: R, as on the CPU: f64 if type or the result's type is f64, i32 or i64 */
     struct cairn__axes kept, folded; /* operand 0: x; of kept 1 and 2: results */
     bool columns, packs;             /* packs: V adjacent terms or columns can be read at once */
-    uint32_t threads;                /* rows: of one row; columns: beside one another */
-    uint32_t parts;                  /* of a row; or groups of rows */
-    size_t part;                     /* terms in one */
+    uint32_t threads;                /* rows: threads per row; columns: threads side by side */
+    uint32_t parts;                  /* rows: parts per row; columns: groups of terms */
+    size_t part;                     /* terms per part or group */
     struct cairn__partials *partials;
 };
 
 enum { CAIRN__FOLD_PACK_NBYTES = 16 };
 
-/* Whether V is 16 bytes; else elements are read one at a time and converted. */
+/* Whether V elements are 16 bytes; if not, V is 1, and elements are converted one at a time. */
 static inline bool cairn__folds_packs(cairn_dtype type, cairn_dtype r) {
     return type == CAIRN_F64 || (r == CAIRN_F32 && type != CAIRN_BOOL);
 }
@@ -63,7 +63,7 @@ struct cairn__fold_end {
     cairn_dtype type;
     double divisor;
     bool root;
-    const void *centre; /* R, dense, what SUM_SQUARES takes off; NULL = 0 */
+    const void *centre; /* R, dense: subtracted by SUM_SQUARES; NULL = 0 */
 };
 int cairn__launch_fold(struct CUstream_st *stream, enum cairn__fold f, const struct cairn__folding *of,
                        const struct cairn__fold_end *end);
@@ -78,16 +78,16 @@ int cairn__launch_arg(struct CUstream_st *stream, const struct cairn__folding *o
 
 struct cairn__running {
     struct cairn__axes lines; /* operands x and dst: the other axes */
-    size_t n;                 /* of a line */
-    int64_t x_stride, stride; /* of x and dst along it */
+    size_t n;                 /* elements of a line */
+    int64_t x_stride, stride; /* of x and dst along a line */
     const void *x;
     void *dst;
     cairn_dtype x_type, type;
     bool product, reverse;
-    bool scanned;      /* a warp has 32 neighbours of a line, and not a thread all of it */
-    uint32_t segments; /* of a line */
-    size_t segment;    /* elements of one */
-    double *sums;      /* [segments, lines], of segments; NULL where there is one */
+    bool scanned;      /* a warp scans 32 adjacent elements at a time; otherwise one thread walks the line */
+    uint32_t segments; /* per line */
+    size_t segment;    /* elements per segment */
+    double *sums;      /* [segments, lines]: sums of segments; NULL if there is one segment */
 };
 int cairn__launch_cumulate(struct CUstream_st *stream, const struct cairn__running *running);
 

@@ -1,6 +1,5 @@
-/* What the kernels stand on: elements and packs of them, the walk of a block over its part of a tensor, sums of a
- * block, the launch. Whatever touches CUDA beyond its plain language is wrapped here, so that a stand-in can take its
- * place. */
+/* The basis of all kernels: elements and packs of them, the walk of a block over its part of a tensor, sums of a block,
+ * the launch. Uses of CUDA beyond the plain language are wrapped here, so that a stand-in can replace them. */
 #ifndef CAIRN__DEVICE_CUDA_KERNEL_CUH
 #define CAIRN__DEVICE_CUDA_KERNEL_CUH
 

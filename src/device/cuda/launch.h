@@ -69,37 +69,37 @@ struct cairn__multi {
     uint32_t *found;
 };
 
-/* A copy of elements of 2, 4 or 8 bytes. */
+/* Copies elements of 2, 4 or 8 bytes. */
 int cairn__launch_copy(struct CUstream_st *stream, const struct cairn__multi *list, size_t element_nbytes);
-/* Float types that differ. */
+/* to and from are different float types. */
 int cairn__launch_cast(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
 int cairn__launch_scale(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
 int cairn__launch_axpby(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
 int cairn__launch_check(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
-/* b is the limit; f32. */
+/* list->b is the limit; elements are f32. */
 int cairn__launch_clamp(struct CUstream_st *stream, const struct cairn__multi *list);
 /* Moves dst, f32, towards x by average's share, if an averaging step is due. */
 int cairn__launch_average(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype from,
                           const struct cairn__average *average);
 int cairn__launch_average_begin(struct CUstream_st *stream, struct cairn__average *average,
                                 const struct cairn__optim_state *state);
-/* dst of an item is its struct cairn__census; b is the least normal. Between the other two, which make of count of them
- * what adds nothing, and of what was added up what passes.h says. */
+/* An item's dst is its struct cairn__census; list->b is the least normal. begin sets `count` of them to their neutral
+ * values before, and end turns the accumulated values into those that passes.h defines. */
 int cairn__launch_census(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
 int cairn__launch_census_begin(struct CUstream_st *stream, struct cairn__census *out, size_t count);
 int cairn__launch_census_end(struct CUstream_st *stream, struct cairn__census *out, size_t count);
-/* The square of the greatest element of tensors whose census, x of an item, was taken: a double, dst. */
+/* An item's dst, a double, becomes the square of the tensor's greatest element, from the tensor's census, x. */
 int cairn__launch_greatest(struct CUstream_st *stream, const struct cairn__multi *list);
-/* dst of an item is its struct cairn__exponent_counts, which is added to; f64 too. */
+/* Adds to an item's dst, its struct cairn__exponent_counts. Also for f64. */
 int cairn__launch_count_exponents(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
 int cairn__launch_clear_exponents(struct CUstream_st *stream, struct cairn__exponent_counts *out, size_t count);
 
-/* A part of a plan with `whole` and `keep_empty`. dst of an item is where its own norm goes: a double, or NULL. */
+/* A part of a plan with `whole` and `keep_empty`. An item's own norm goes to its dst, a double, or NULL. */
 struct cairn__norm_part {
     struct cairn__partials *partials;
-    double *norm;     /* of the whole list, written by the last part */
-    bool first, last; /* of the list's parts */
-    bool squares;     /* an item's own is the sum of squares */
+    double *norm;     /* the whole list's norm, written by the last part */
+    bool first, last; /* this is the list's first, last part */
+    bool squares;     /* items' dst get the sum of squares instead of the norm */
 };
 int cairn__launch_l2norm(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype,
                          const struct cairn__norm_part *part);
@@ -111,20 +111,20 @@ struct cairn__optim_list {
     const struct cairn__rates *rates;
     const struct cairn__optim_state *state;
 };
-/* LAMB's direction, of weights as they are stored in mode. */
+/* LAMB's direction; mode: how the weights are stored. */
 int cairn__launch_direction(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
                             enum cairn__weight_mode mode);
-/* NovoGrad's second moments, before its update. */
+/* Updates NovoGrad's second moments; queued before its update. */
 int cairn__launch_seconds(struct CUstream_st *stream, const struct cairn__optim_list *list);
 int cairn__launch_update(struct CUstream_st *stream, const struct cairn__optim_list *list, cairn_dtype grad,
                          enum cairn__weight_mode mode);
 
-/* *out = what a piece of item reads. */
+/* *out = the scalars for a piece of item. */
 int cairn__launch_flat_scalars(struct CUstream_st *stream, struct cairn__flat_scalars *out,
                                const struct cairn__rates *rates, const struct cairn__optim_state *state,
                                const struct cairn__optim_item *item);
-/* Elements [first, first + n) of item's bf16 weights = w[0..n-1], rounded at random; nothing where state->skip is
- * raised. first is a multiple of 8. */
+/* Writes w[0..n-1], rounded stochastically, to elements [first, first + n) of item's bf16 weights; nothing if
+ * state->skip is raised. first is a multiple of 8. */
 int cairn__launch_round_stochastic(struct CUstream_st *stream, const struct cairn__optim_item *item, size_t first,
                                    size_t n, const float *w, const struct cairn__optim_state *state);
 
@@ -135,7 +135,7 @@ int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_
 int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__rate_table *table,
                               const struct cairn__optim_state *state);
 
-/* Some items of a list; a block each. */
+/* Some items of a list; each gets a block. */
 struct cairn__taken_list {
     uint32_t count, micro_batch, num_raises;
     uint32_t *raises[CAIRN__SHARE_MAX];

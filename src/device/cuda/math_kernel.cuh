@@ -1,12 +1,12 @@
-/* What the kernels of math_passes.h stand on, beside kernel.cuh: f64 among the elements, the type R that arithmetic is
- * in, and elements of views. */
+/* The basis of the kernels of math_passes.h, in addition to kernel.cuh: f64 elements, the type R of arithmetic, and
+ * elements of views. */
 #ifndef CAIRN__DEVICE_CUDA_MATH_KERNEL_CUH
 #define CAIRN__DEVICE_CUDA_MATH_KERNEL_CUH
 
 #include "device/cuda/axes.h"
 #include "device/cuda/kernel.cuh"
 
-/* A device function that is called and not written out where it is used. */
+/* A device function that is never inlined. */
 #ifdef __CUDACC__
 #define CAIRN__CALLED __device__ __noinline__
 #else

@@ -1,4 +1,4 @@
-/* What the kernels of normalisation share: parts of rows as R, weights of either type, sums of parts. */
+/* Shared by the kernels of normalisation: parts of rows as R, weights of either type, sums of parts. */
 #ifndef CAIRN__DEVICE_CUDA_NORM_KERNEL_CUH
 #define CAIRN__DEVICE_CUDA_NORM_KERNEL_CUH
 

@@ -1,7 +1,8 @@
-/* How a list of tensors is divided among blocks, and among launches where it is longer than one launch takes.
+/* Divides a list of tensors among blocks, and among several launches if it is too long for one.
  *
- * Every tensor is cut into chunks of equal size, its last one shorter; a block works on one chunk. A launch takes some
- * tensors one after the other, the first perhaps from the chunk where the launch before it stopped. */
+ * Every tensor is cut into chunks of equal size, of which the last may be shorter; a block works on one chunk. A launch
+ * covers consecutive tensors of the list, and may begin within a tensor, at the chunk where the launch before
+ * stopped. */
 #ifndef CAIRN__DEVICE_CUDA_PLAN_H
 #define CAIRN__DEVICE_CUDA_PLAN_H
 
@@ -18,8 +19,8 @@ enum {
 struct cairn__span {
     uint32_t count, blocks;
     size_t chunk;                    /* elements */
-    size_t done;                     /* chunks of tensor 0 that launches before took */
-    uint32_t ends[CAIRN__CUDA_LIST]; /* blocks of tensors 0..t: block b belongs to the first t with b < ends[t] */
+    size_t done;                     /* chunks of tensor 0 that earlier launches covered */
+    uint32_t ends[CAIRN__CUDA_LIST]; /* blocks of tensors 0..t: block b works on the first t with b < ends[t] */
 };
 
 struct cairn__part {
@@ -37,13 +38,13 @@ struct cairn__plan {
     bool whole;          /* a tensor is never split among launches; each has at most max_blocks chunks */
     bool keep_empty;     /* empty tensors are listed too, with no block */
 
-    size_t next, done; /* where the next launch begins: a tensor, and chunks of it; begin at 0 */
+    size_t next, done; /* where the next launch begins: a tensor and a chunk of it; 0 at first */
 };
 
-/* The next launch; false = there is none. Only keep_empty gives one without blocks. */
+/* *out: the next launch; returns false if there is none. Only with keep_empty may a launch have no blocks. */
 bool cairn__plan_next(struct cairn__plan *plan, struct cairn__part *out);
 
-/* A chunk for the list: a power of two in [least, most], such that about `blocks` of them cover it. */
+/* A chunk size for the list: a power of two in [least, most], such that about `blocks` chunks cover the list. */
 size_t cairn__plan_chunk(const struct cairn__plan *plan, size_t least, size_t most, size_t blocks);
 
 #endif

@@ -1,13 +1,13 @@
-/* The launchers of pooling, in plain C as those of launch.h. They have planes, inputs and outputs.
+/* The launchers of pooling, in plain C as in launch.h. Planes, inputs and outputs are not empty.
  *
- * Forward a team of threads has a window: one thread, or 8, 32 or a block where it has more elements; a maximum is one
- * thread's. Thread t of the team takes elements t, t + threads, ... of the window in row-major order, 16 at a time in
- * R, these in f64; the team adds in f64, in a tree. |error of the sum| <= 15 u * sum |x|, u = 2^-24; a window of up to
- * 16 elements has the CPU's bits.
+ * Forward: a team of threads computes a window: one thread, or 8, 32 or a block for larger windows; a maximum is
+ * computed by one thread. Thread t of the team takes elements t, t + threads, ... of the window in row-major order. It
+ * adds 16 at a time in R, and these sums in f64; the team adds in f64, in a tree. |error of the sum| <= 15 u * sum |x|,
+ * u = 2^-24. A window of up to 16 elements has the CPU's bits.
  *
- * Backward a thread has an input, and adds what it gets of the windows that it is in, in their row-major order, as
- * above: 16 in R, these in f64, the CPU's bits where they are no more. A pass costs as much as all windows together
- * have elements. */
+ * Backward: a thread computes an input's gradient. It adds the shares of the windows that contain the input, in
+ * row-major order of the windows: 16 at a time in R, and these sums in f64; up to 16 give the CPU's bits. The cost of a
+ * pass is proportional to the total number of elements of all windows. */
 #ifndef CAIRN__DEVICE_CUDA_POOL_H
 #define CAIRN__DEVICE_CUDA_POOL_H
 

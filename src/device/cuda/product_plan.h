@@ -1,15 +1,16 @@
-/* A product in cuBLASLt's terms. Pure logic: no CUDA here.
+/* A product in cuBLASLt's terms. Pure logic, no CUDA calls.
  *
- * cuBLASLt's matrices are column-major, ours row-major, and a row-major matrix is its transpose in column-major order:
- * so cuBLASLt computes C^T = op(B)^T op(A)^T, with B in front. Its bias, one value a row, is then ours, one a column;
- * and the sums of its second operand over the inner dimension (BGRADB) are the sums of op(A)'s rows. */
+ * cuBLASLt's matrices are column-major, ours are row-major. A row-major matrix is its transpose in column-major order,
+ * so cuBLASLt computes C^T = op(B)^T op(A)^T, with B as first operand. Its bias of one value per row is then our bias
+ * of one value per column, and its sums of the second operand over the inner dimension (BGRADB) are our sums of op(A)'s
+ * rows. */
 #ifndef CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 #define CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 
 #include "device/cuda/key_index.h"
 #include "device/device.h"
 
-/* What cuBLASLt does to the finished product. */
+/* What cuBLASLt does in addition to the product. */
 enum cairn__epilogue {
     CAIRN__EPILOGUE_NONE,
     CAIRN__EPILOGUE_RELU,
@@ -38,17 +39,18 @@ struct cairn__product_plan {
     struct cairn__product_key key;
     const void *first, *second;
     void *out;
-    double alpha;  /* what the product is multiplied by before the epilogue */
-    void *extra;   /* of the epilogue: the bias, or where row sums go; NULL = none */
+    double alpha;  /* factor of the product, before the epilogue */
+    void *extra;   /* the epilogue's operand: the bias, or the destination of row sums; NULL = none */
     bool bias;     /* bias, and relu after it, are left to passes */
     bool row_sums; /* row sums are left to passes: there is one epilogue, which bias and relu share */
 };
 
-/* Bytes: the alignment at which cuBLASLt is known to take a bias or row sums. Its header documents none, its
- * preferences have alignments of A, B, C and D alone, and so its heuristic may choose a kernel that reads a bias 16
- * bytes at a time: such have faulted with "misaligned address" on an A100 (marian-nmt/marian-dev#778) and, with CUDA
- * 13.3, on an sm_75 (pytorch/pytorch#194497). Other kernels take less, but nothing says which one a product gets, and a
- * fault ends the process's use of the GPU: what is aligned worse is left to passes, which product.c logs and counts. */
+/* Bytes: the alignment at which cuBLASLt is known to accept a bias or row sums. Its header documents none, and its
+ * preferences cover only the alignments of A, B, C and D. So its heuristic may choose a kernel that reads a bias 16
+ * bytes at a time: such kernels have faulted with "misaligned address" on an A100 (marian-nmt/marian-dev#778) and, with
+ * CUDA 13.3, on an sm_75 (pytorch/pytorch#194497). Other kernels accept less, but there is no way to tell which kernel
+ * a product gets, and a fault ends the process's use of the GPU. Operands of lower alignment are left to passes, which
+ * product.c logs and counts. */
 enum { CAIRN__PRODUCT_EXTRA_ALIGN = 16 };
 
 /* No size of p is 0. */
@@ -65,7 +67,7 @@ struct cairn__product_index {
     struct cairn__key_index index;
 };
 
-/* The key's place. *found: it had one already; otherwise the caller replaces the content. */
+/* The key's place. *found: whether it had one already; if not, the caller replaces the content. */
 size_t cairn__product_find(struct cairn__product_index *index, const struct cairn__product_key *key, bool *found);
 
 #endif

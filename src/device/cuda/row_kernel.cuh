@@ -1,8 +1,8 @@
-/* Rows of neighbours, which a warp or a block works on: what rows.cu, losses.cu and attention.cu share.
+/* Contiguous rows that a warp or a block works on. Shared by rows.cu, losses.cu and attention.cu.
  *
- * A row is elements [from, to) of a tensor, and its threads take the packs of V elements that it lies in, which are
- * counted from the tensor's beginning: a pack may be read at once wherever the tensor begins on one, whatever the
- * length of rows. What a thread adds up depends on the row's place and length alone, and not on the alignment. */
+ * A row is elements [from, to) of a tensor. Its threads take the packs of V elements that contain it, counted from the
+ * tensor's beginning: so packs can be read at once if the tensor is aligned, whatever the length of rows. The terms
+ * that a thread adds depend only on the row's place and length, not on the alignment. */
 #ifndef CAIRN__DEVICE_CUDA_ROW_KERNEL_CUH
 #define CAIRN__DEVICE_CUDA_ROW_KERNEL_CUH
 
