@@ -1,7 +1,7 @@
-/* Sums in two levels, of groups whose ranks share machines: those of a machine's ranks are added up first, then the
- * machines' sums. All in f32, in the order of ranks within a machine and of machines by their first ranks; one division
- * and one rounding at the end. A group that has machines adds up every sum of f32, f16 and bf16 so, whatever moves it:
- * an element's bits depend neither on the call nor on its position. */
+/* Sums in two levels, for groups whose ranks share machines: first over the ranks of each machine, then over the
+ * machines. All in f32, in the order of ranks within a machine, and of machines by their first ranks; one division and
+ * one rounding at the end. Such a group computes every sum of f32, f16 and bf16 this way, whatever moves the bytes: an
+ * element's bits depend neither on the call nor on its position. */
 #ifndef CAIRN__COMM_LEVELS_H
 #define CAIRN__COMM_LEVELS_H
 

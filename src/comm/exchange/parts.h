@@ -1,9 +1,9 @@
-/* What the files of the exchange share.
+/* Internals that the files of the exchange share.
  *
- * A flow is one work as transfers. Its array goes in blocks, and a block in two transfers with a local part between
- * them: an all-reduce's slices all-to-all, their sum, an all-gather. What a kind of work does not need is left out.
- * Blocks overlap, and all ranks start transfers in the same order whatever the timing: first(0), first(1), second(0),
- * first(2), second(1), and so on. */
+ * A flow runs one work as transfers. Its array is divided into blocks, and each block takes two transfers with a local
+ * part between them: for an all-reduce, an all-to-all of slices, their sum, and an all-gather. Kinds of works leave out
+ * what they do not need. Blocks overlap, and all ranks start transfers in the same order whatever the timing: first(0),
+ * first(1), second(0), first(2), second(1), and so on. */
 #ifndef CAIRN__COMM_EXCHANGE_PARTS_H
 #define CAIRN__COMM_EXCHANGE_PARTS_H
 
@@ -13,7 +13,7 @@
 #include "kernels/kernels.h"
 
 enum {
-    EXCHANGE_AHEAD = 2,              /* blocks whose first transfer may be under way */
+    EXCHANGE_AHEAD = 2,              /* blocks whose first transfer may be in flight */
     EXCHANGE_SHORT_NBYTES = 64 << 10 /* a slot of short calls */
 };
 
@@ -36,7 +36,7 @@ struct exchange_shape {
     void (*begin)(struct exchange *x, const struct flow *f); /* once, before the first block */
     bool parts;  /* arrays are one part of n elements for each rank: blocks are of a part */
     bool stages; /* needs staging */
-    /* Of what ranks of one machine do in shared memory (machine.h): all or none. */
+    /* What the ranks of one machine do in shared memory (machine.h); all of these are set, or none. */
     void (*take_turn)(struct exchange *x, struct flow *f); /* as far as it goes, before transfers are started */
     cairn_status (*may_start)(struct exchange *x, struct flow *f, size_t block, bool *may); /* the block's first */
     bool (*may_end)(struct exchange *x, struct flow *f); /* the transfers are over; once true it is not called again */
@@ -60,7 +60,7 @@ struct flow {
     struct cairn__moving *first[EXCHANGE_AHEAD], *second[EXCHANGE_AHEAD];
 };
 
-/* Works in their order; the first is under way. */
+/* Works in order; the first one is running. */
 struct flow_queue {
     struct flow *head, *tail;
 };
@@ -104,14 +104,14 @@ size_t cairn__exchange_stride(int size);
 /* At least what a block of n elements needs of a slot. */
 size_t cairn__exchange_staged_nbytes(const struct exchange *x, const struct exchange_shape *shape,
                                      const struct cairn__call *call, size_t n);
-/* Whether the call is a sum that the group adds up in two levels. */
+/* Whether the call is a sum that the group computes in two levels. */
 bool cairn__adds_in_levels(const struct exchange *x, const struct cairn__call *call);
 
 /* ---- flow.c ---- */
 
 /* Errors: CAIRN_ENOMEM, and nothing is queued. */
 cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work);
-/* Makes what progress is possible in all flows; x->moved: there was some. */
+/* Makes what progress it can in all flows, and sets x->moved if there was any. */
 cairn_status cairn__exchange_step(struct exchange *x);
 void cairn__exchange_free_flows(struct exchange *x);
 /* Fills the all-gather of the ranks' words. */

@@ -1,10 +1,9 @@
-/* What the files of the mpi module share: MPI in this process, and the groups' engines on it.
+/* Internals that the files of the mpi module share: MPI in this process, and the groups' engines on top of it.
  *
- * All engines use one communicator, a copy of MPI_COMM_WORLD that is made once and never freed, and tell their messages
- * apart by tags: so a group is made without MPI's collectives, which cannot time out, and ended by one rank alone,
- * after which a message of another rank may still be on its way. Every movement is messages from rank to rank, which
- * Open MPI's own non-blocking collectives are too: they have no sizes beyond an int, and do not tell which rank is
- * missing. */
+ * All engines use one communicator, a copy of MPI_COMM_WORLD that is made once and never freed, and distinguish their
+ * messages by tags. So a group is made without MPI's collectives, which cannot time out, and one rank can end it alone,
+ * while a message of another rank may be in flight. Every transfer consists of messages between two ranks, as
+ * Open MPI's own non-blocking collectives do; those have no sizes beyond an int and do not name a missing rank. */
 #ifndef CAIRN__COMM_MPI_MODULE_H
 #define CAIRN__COMM_MPI_MODULE_H
 
@@ -16,12 +15,12 @@
 #include "comm/exchange/engine.h"
 #include "core/clock.h"
 
-/* Of a group; the tags of another begin TAGS later. */
+/* Tags of one group; those of the next group begin TAGS later. */
 enum {
     TAG_CONTROL = 0, /* enum word */
     TAG_NUMBER,      /* which tags a group made from this one may have */
     TAG_MESSAGE,     /* sends and recvs, in their order */
-    TAG_COLLECTIVE,  /* and the following: transfers in turn, so that those under way at a time do not meet */
+    TAG_COLLECTIVE,  /* and the following, used in turn, so that transfers in flight do not mix */
     COLLECTIVE_TAGS = 8,
     TAGS = 16,
 };
@@ -65,7 +64,7 @@ struct cairn__moving {
 
 /* ---- watch.c ---- */
 
-/* The clock of a rank that waits for all others before they have a group. */
+/* Measures how long a rank waits for all others before they have a group. */
 struct cairn__mpi_watch {
     const struct cairn__engine_options *options;
     struct cairn__stall stall; /* without the time in which this rank was stopped */
@@ -74,11 +73,11 @@ struct cairn__mpi_watch {
     bool is_deaf;              /* the store does not answer */
 };
 
-/* The options outlive it. */
+/* The options must outlive watch. */
 void cairn__mpi_watch_begin(struct cairn__mpi_watch *watch, const struct cairn__engine_options *options);
 
-/* To be called ten times a second or more. CAIRN_ETIMEOUT, with the ranks that do not answer, once the time is over
- * here or on another rank; what: what this rank waits in. */
+/* Call it at least ten times a second. Errors: CAIRN_ETIMEOUT, with the ranks that do not answer, once the time is up
+ * here or on another rank. what: what this rank waits in. */
 cairn_status cairn__mpi_watch_look(struct cairn__mpi_watch *watch, const char *what);
 
 /* ---- start.c ---- */
@@ -86,7 +85,7 @@ cairn_status cairn__mpi_watch_look(struct cairn__mpi_watch *watch, const char *w
 /* MPI_Init_thread, once a process. Errors: CAIRN_ETIMEOUT, CAIRN_EPEER, CAIRN_ENOTSUP, CAIRN_ESYSTEM. */
 cairn_status cairn__mpi_start(struct cairn__mpi_watch *watch, int *level);
 
-/* Fails where it was called and failed: MPI cannot be used then, even if it says that it is initialized. */
+/* Fails if cairn__mpi_start was called and failed: MPI cannot be used then, even if it says that it is initialized. */
 cairn_status cairn__mpi_check_start(void);
 
 /* ---- process.c ---- */
@@ -98,12 +97,12 @@ cairn_status cairn__mpi_probe(bool launched);
 
 /* Starts MPI if the program has not, and makes the communicator. Collective. */
 cairn_status cairn__mpi_enter(struct cairn__mpi_watch *watch, MPI_Comm *comm);
-/* From here on the process's end is the engine's too. */
+/* From join to leave, the end of the process also ends the engine. */
 void cairn__mpi_join(struct cairn__engine *engine);
 void cairn__mpi_leave(struct cairn__engine *engine);
 /* The list of those that have ended here, and that others have not left yet. */
 struct cairn__engine **cairn__mpi_ended(void);
-/* A group died: then MPI is not finalized at the end, and the launcher ends the job with an error. */
+/* Called when a group died: MPI is not finalized at the end then, and the launcher ends the job with an error. */
 void cairn__mpi_mourn(void);
 bool cairn__mpi_is_over(void);
 /* Whether any thread may call MPI at any time. */
