@@ -1,8 +1,8 @@
-/* Convolution as a matrix product ("im2col"): columns [c / groups * r * s, images * p * q] hold, for every output, what
- * the kernel lies over there, and weights are a matrix as they are stored:
+/* Convolution as a matrix product ("im2col"): columns [c / groups * r * s, images * p * q] hold, for every output, the
+ * inputs under the kernel, and the stored weights are a matrix:
  *     dst = weights columns     d(columns) = weights^T d(dst), added back into src     d(weights) = d(dst) columns^T
- * Images go in blocks whose columns stay in the second cache where they can; several are multiplied at once, since few
- * columns make a slow product. */
+ * Images are processed in blocks whose columns fit in the L2 cache if possible. A block has several images, since a
+ * product with few columns is slow. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -24,10 +24,10 @@ struct block {
     int64_t pixels;        /* of dst */
     int64_t image, images; /* the first, and how many */
     size_t nbytes;         /* of an element that is read */
-    const int32_t *places; /* [r * s, pixels]: in a plane of src, -1 = outside; NULL = there is no table */
+    const int32_t *places; /* [r * s, pixels]: indices in a plane of src, -1 = outside; NULL = no table is used */
     void *columns, *dst;   /* room; dst [k, images * pixels] */
-    float *weights;        /* of several blocks: room for the product of one of them, */
-    double *sums;          /* and the sums of all, of every group */
+    float *weights;        /* with several blocks: room for the product of one block */
+    double *sums;          /* with several blocks: the sums of their products, for every group */
 };
 
 /* ---- copies ---- */
@@ -106,7 +106,7 @@ static char *plane_of(const struct block *b, int64_t image, int64_t group, int64
     return (char *)b->pass->src + (size_t)((((b->image + image) * g->c) + group * b->c + c) * g->h * g->w) * nbytes;
 }
 
-/* Each row of the columns with its plane of src: filled, or added back. */
+/* Fills every row of the columns from its plane of src, or adds it back. */
 static void walk_columns(const struct block *b, int64_t group, bool back) {
     const struct cairn__conv_shape *g = &b->pass->shape;
     for (int64_t tap = 0; tap < b->taps; tap++) {
@@ -122,7 +122,7 @@ static void walk_columns(const struct block *b, int64_t group, bool back) {
     }
 }
 
-/* dst as a matrix [k, images * pixels], from the images or back to them. */
+/* Copies dst from the images to a matrix [k, images * pixels], or back. */
 static void walk_dst(const struct block *b, int64_t group, bool back) {
     const size_t nbytes = back ? sizeof(float) : b->nbytes, run = (size_t)b->pixels * nbytes;
     for (int64_t image = 0; image < b->images; image++) {

@@ -30,8 +30,8 @@ struct job {
     struct cairn__seq all;     /* x */
     struct cairn__seq both;    /* columns: of x, the folded axes and the columns behind them */
     struct cairn__seq results; /* of dst, in order */
-    size_t columns;            /* 0 = by rows */
-    bool in_order;             /* rows follow one another in x, since only its last axes are folded */
+    size_t columns;            /* 0 = the fold is by rows */
+    bool in_order;             /* rows are consecutive in x, since only its last axes are folded */
 };
 
 static size_t at_most(size_t n, size_t limit) {
@@ -226,7 +226,7 @@ static cairn_dtype total_type(const struct job *job, enum cairn__fold f) {
     return is_sum(f) ? CAIRN_F64 : job->r;
 }
 
-/* The part goes to the total, and begins anew. */
+/* Adds the part to the total, and resets it. */
 static void close_part(const struct job *job, enum cairn__fold f, struct column_rooms *rooms, size_t width) {
     const struct cairn__kernels *k = job->cpu->kernels;
     if (is_sum(f) && job->r == CAIRN_F32) {
@@ -427,7 +427,7 @@ static void put_best(const struct arg_job *job, size_t result, size_t index, dou
     if (job->with_values) cairn__block_put(job->values.dtype, cairn__seq_at(&job->values, result), value);
 }
 
-/* A block is looked through for its best only if it has a better one than those before. */
+/* Searches a block for the index only if its best element is better than those before. */
 static void arg_rows(void *ctx, size_t begin, size_t end) {
     const struct arg_job *job = ctx;
     const cairn_dtype r = job->base.r;

@@ -70,7 +70,7 @@ struct softmax {
     bool log;
 };
 
-/* dst, as it is stored, from exponents: each over their sum. */
+/* dst, in its stored type, = exponents * (1 / sum). */
 static void probabilities(const struct softmax *o, void *dst, const void *exponents, size_t n, double sum) {
     const struct cairn__kernels *k = o->cpu->kernels;
     uint32_t unused = 0;
@@ -96,7 +96,8 @@ static void finish(const struct softmax *o, void *dst, const void *x, size_t n, 
     }
 }
 
-/* Some rows x of R that fill a block, step by step: a row's steps wait for each other, its neighbours' do not. */
+/* Some rows x of R that fill a block. Each step is done for all rows before the next: the steps of one row depend on
+ * each other, those of different rows do not. */
 static void some_rows(const struct softmax *o, size_t first, size_t rows, const void *x) {
     const struct cairn__kernels *k = o->cpu->kernels;
     const size_t n = o->n;
@@ -255,7 +256,7 @@ static void add_row(const struct by_index *o, void *into, const void *dy) {
     }
 }
 
-/* What is late in the total of a row's slot. */
+/* Adds a row's late uses to the total of its slot. */
 static void add_late(const struct by_index *o, size_t row) {
     const size_t slot = (size_t)o->slot[row];
     o->cpu->kernels->sum_rows[CAIRN__FOLD_SUM][o->t](o->totals + slot * o->n, o->late + slot * CAIRN__SUM_ROWS,
@@ -263,7 +264,7 @@ static void add_late(const struct by_index *o, size_t row) {
     o->uses[row] = 0;
 }
 
-/* One more use of a row whose slot has a total. */
+/* Adds a use to a row whose slot has a total. */
 static void keep_use(const struct by_index *o, size_t row, const void *dy) {
     o->late[(size_t)o->slot[row] * CAIRN__SUM_ROWS + o->uses[row]++] = dy;
     if (o->uses[row] == CAIRN__SUM_ROWS) add_late(o, row);
@@ -280,7 +281,7 @@ static void finish_row(const struct by_index *o, size_t row) {
     o->cpu->kernels->cast[o->r][o->t](cairn__element_of(o->t, o->y, row * o->n), sum, o->n);
 }
 
-/* Rows begin..end-1 of the table, each by one thread: zeros, and what the indices bring in their order. */
+/* Rows begin..end-1 of the table, each by one thread: zeros, plus the rows of dy in the order of their indices. */
 static void scatter(void *ctx, size_t begin, size_t end) {
     const struct by_index *o = ctx;
     memset(cairn__element_of(o->t, o->y, begin * o->n), 0, (end - begin) * o->n * cairn_dtype_nbytes(o->t));
@@ -298,8 +299,8 @@ static void scatter(void *ctx, size_t begin, size_t end) {
     }
 }
 
-/* f32 rows with few uses are added up where they are; rows with many have a slot and a total, and halves with few a
- * slot alone. A count stops where it is many. */
+/* f32 rows with few uses are summed in place; rows with many uses get a slot and a total; half rows with few uses get
+ * only a slot. Counting stops once a row has many. */
 static cairn_status make_slots(struct cairn__cpu *cpu, struct by_index *o) {
     cairn_status st = CAIRN_OK;
     void *room = NULL;

@@ -1,8 +1,8 @@
-/* The launchers of normalisation, in plain C as those of launch.h. norms.c checks, plans and takes scratch memory;
+/* The launchers of normalisation, in plain C as in launch.h. norms.c checks, plans and takes scratch memory;
  * norm_rows.cu has layer and RMS norm, norms.cu batch and group norm. R, dweight and the rest are math_passes.h's.
  *
- * Every sum is in an order that sizes alone determine. u is 2^-24, S the sum of the terms' absolute values, V the
- * elements of a pack of 16 bytes. Of f64 all is f64.
+ * The order of every sum depends only on sizes. u is 2^-24, S the sum of the terms' absolute values, V the elements of
+ * a pack of 16 bytes. For f64 everything is f64.
  *
  *   rows        a warp has a row of up to 1024 elements of f32 or a half type, a block a longer one: thread t packs t,
  *               t + threads, .... A pack is added in f32, by halves, all else in f64: |error| <= log2(V) u S for the
@@ -30,19 +30,19 @@ extern "C" {
 
 enum {
     CAIRN__NORM_WARP_ROW = 1024,  /* the longest row that a warp keeps */
-    CAIRN__NORM_BLOCK_ROW = 8192, /* that a block keeps; of f32 and halves */
+    CAIRN__NORM_BLOCK_ROW = 8192, /* the longest row that a block keeps; both for f32 and halves */
 };
 
 int cairn__launch_norm_rows(struct CUstream_st *stream, const struct cairn__norm *norm);
 
-/* Backward of rows that are kept: a team, a warp or a block, has `rows` of them one after the other. */
+/* Backward of rows that are kept: a team, which is a warp or a block, works on `rows` of them one after the other. */
 struct cairn__norm_teams {
     size_t teams_a_block, rows, blocks;
 };
-/* sums: R [2, blocks, channels], of dweight and of dbias; NULL where neither is wanted. */
+/* sums: R [2, blocks, channels], for dweight and dbias; NULL if neither is wanted. */
 int cairn__launch_norm_rows_backward(struct CUstream_st *stream, const struct cairn__norm *norm,
                                      const struct cairn__norm_teams *teams, void *sums);
-/* Other rows: dx alone. */
+/* For longer rows: dx only. */
 int cairn__launch_norm_wide_rows_backward(struct CUstream_st *stream, const struct cairn__norm *norm);
 /* dweight and dbias from sums [2, parts, channels], R or f64. */
 int cairn__launch_norm_affine(struct CUstream_st *stream, const struct cairn__norm *norm, const void *sums,
