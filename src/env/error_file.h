@@ -1,7 +1,8 @@
 /* The record of a process's failure, for the launcher's report: in the file that TORCHELASTIC_ERROR_FILE names, in the
  * format of torch's agent, or, in a process of cairn_spawn, in memory shared with its parent. It is written when exit()
  * is called or main returns with a status other than 0 (the exiting thread's last error), and at a signal that means a
- * bug, where the program has no handler of its own. Only the process that installed it writes, not its children. */
+ * bug, unless the program has its own handler. Only the process that installed the record writes it, not its children.
+ */
 #ifndef CAIRN__ENV_ERROR_FILE_H
 #define CAIRN__ENV_ERROR_FILE_H
 
@@ -13,7 +14,7 @@
  * in this process; OFF: does nothing. A signal records the last error of the calling thread. Any thread. */
 void cairn__error_file_install(cairn_switch record);
 
-/* In shared memory, zeroed. */
+/* The record of a process of cairn_spawn, in shared memory; zeroed. */
 struct cairn__error_note {
     double at;           /* seconds of the monotonic clock */
     bool is_consequence; /* it failed because another rank ended */

@@ -1,9 +1,9 @@
-/* The stores that this process serves for its environments. Environments of one meeting share a store, since they look
- * for it at the same port; the last to leave ends it.
+/* The stores that this process serves for its environments. Environments of one meeting share a store, because they
+ * look for it at the same port; the last to leave ends it.
  *
- * A store that lives as long as its environments does not end while other ranks use it, who may be about to create
- * their next environment there: it stays until the last connection is closed, and an environment created meanwhile
- * takes it over. So ranks can destroy and create environments in any order and still meet in one store. */
+ * A store that lives as long as its environments does not end while other ranks use it, because they may be about to
+ * create their next environment there: it stays until the last connection is closed, and an environment created
+ * meanwhile takes it over. So ranks can destroy and create environments in any order and still meet in one store. */
 #ifndef CAIRN__ENV_SERVED_H
 #define CAIRN__ENV_SERVED_H
 
@@ -13,8 +13,9 @@
 
 struct cairn__served;
 
-/* At the first of the meeting's ports that is free, and the address by which the others come. *secret, NULL inside for
- * none, is taken over, or left where the store is served already. Errors: CAIRN_ESYSTEM. */
+/* Serves a store at the first free port of the meeting, at the address that the other ranks connect to, or shares the
+ * one that is served already. Takes *secret over (*secret NULL = none); leaves it if the store is served already.
+ * Errors: CAIRN_ESYSTEM. */
 cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__secret **secret,
                                  struct cairn__served **out);
 
@@ -26,7 +27,7 @@ enum cairn__served_end {
     CAIRN__SERVED_STAYS, /* until all others have left too */
 };
 
-/* NULL inside is fine. */
+/* *served may be NULL. */
 void cairn__served_leave(struct cairn__served **served, enum cairn__served_end how);
 
 #endif

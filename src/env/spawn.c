@@ -188,8 +188,8 @@ static cairn_status start_rank(struct job *job, int rank) {
 
 /* ---- the parent ---- */
 
-/* By its descriptor, which names this process even where a handler of the program's has reaped it and its number is
- * another process's. */
+/* Signals by descriptor, which identifies the process even if a handler of the program's has reaped it and another
+ * process has its number now. */
 static void signal_ranks(const struct job *job, int signal) {
     for (int i = 0; i < job->started; i++) {
         const struct rank *r = &job->ranks[i];
@@ -229,8 +229,8 @@ static void reap(struct job *job, int rank, int flags) {
     r->pidfd = -1;
 }
 
-/* A failure stops the others at once; one that is a consequence of another rank's after CAUSE_WITHIN, in which the
- * cause shows. */
+/* A failure stops the other ranks at once. A failure that is a consequence of another rank's stops them after
+ * CAUSE_WITHIN, so that the cause can show. */
 static void reap_all(struct job *job) {
     for (int r = 0; r < job->started; r++) {
         if (!job->ranks[r].running) continue;

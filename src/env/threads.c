@@ -3,9 +3,9 @@
  * A thread has its launch facts in a thread-local pointer. Its ranks meet in a hash store of the call, or, where this
  * process is itself one of several ranks, at the launcher's place, with the ranks of all processes.
  *
- * A thread cannot be ended from outside. So one that fails ends what the others wait for: the groups of its
- * environments that are alive, and, for ranks that have no group yet, their search for each other, which asks
- * cairn__thread_check. What a rank waits for otherwise, its timeout ends. */
+ * A thread cannot be ended from outside. So a rank that fails ends what the others wait for: the groups of its live
+ * environments, and, for ranks without a group yet, their search for each other, which calls cairn__thread_check. Other
+ * waits end by their timeout. */
 #include "env/threads.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
-/* Who holds the other end of a TCP connection within this machine: the kernel knows, and tells every process. So
- * processes of one user on one machine recognise each other without a secret. It is the question that RFC 1413 asks a
- * daemon, put to the kernel itself (sock_diag(7)). */
+/* Finds the user who owns the other end of a TCP connection within this machine. The kernel tells every process
+ * (sock_diag(7)), so processes of one user on one machine recognise each other without a secret. RFC 1413 asks a daemon
+ * the same question. */
 #ifndef CAIRN__RENDEZVOUS_OWNER_H
 #define CAIRN__RENDEZVOUS_OWNER_H
 
@@ -15,7 +15,7 @@ enum cairn__owner {
 
 #define CAIRN__NO_USER ((unsigned)-1)
 
-/* A descriptor for many questions, which do not fail for a lack of descriptors then; -1 with errno. */
+/* Opens a descriptor for many queries, which then do not fail for lack of descriptors; -1 with errno. */
 int cairn__owner_open(void);
 
 /* kernel: from cairn__owner_open, or -1. fd is a connected TCP socket. The other end must have been accepted

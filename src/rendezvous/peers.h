@@ -1,5 +1,5 @@
-/* The ranks of a group, before there is a group: each publishes its facts in the store and reads those of the
- * others, so that all choose the backend by the same facts. */
+/* The ranks of a group, before the group exists: each publishes its facts in the store and reads those of the others,
+ * so all choose the backend from the same facts. */
 #ifndef CAIRN__RENDEZVOUS_PEERS_H
 #define CAIRN__RENDEZVOUS_PEERS_H
 
@@ -21,7 +21,7 @@ struct cairn__peer {
     int pid;
     char host[CAIRN__PEER_HOST];       /* equal = one machine: CAIRN_HOST_ID, or boot id and network namespace */
     char name[CAIRN__PEER_NAME];       /* the machine's name, for messages */
-    char socket[CAIRN__PEER_SOCKET];   /* abstract Unix socket at which it listens while meeting */
+    char socket[CAIRN__PEER_SOCKET];   /* abstract Unix socket at which the rank listens while meeting */
     char address[CAIRN__PEER_ADDRESS]; /* numeric, by which other machines reach it; "" = none found. Known of
                                   this rank; of the others where ranks of several machines choose a backend */
     char wanted[16];                   /* the backend that it requests, or "auto" */
@@ -61,8 +61,7 @@ struct cairn__peers {
 cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struct cairn__peers *out);
 void cairn__peers_end(struct cairn__peers *peers);
 
-/* Deletes what this rank published, where the store gives that memory back. To be called once every rank is known to
- * have read it. */
+/* Deletes what this rank published, if the store frees that memory. Call it once every rank has surely read it. */
 void cairn__peers_forget(const struct cairn__peers *peers);
 
 /* Whether all ranks are on one machine. */
@@ -76,7 +75,7 @@ typedef cairn_status (*cairn__peers_take)(void *ctx, int rank, const char *text)
 cairn_status cairn__peers_exchange(struct cairn__peers *peers, const char *topic, const char *text,
                                    cairn__peers_take take, void *ctx);
 
-/* Fails with status and the last error, which every rank finds for itself: rank 0, with which the store may end,
+/* Fails with status and the last error, which every rank finds by itself. Rank 0, with which the store may end, first
  * waits up to two seconds until all have. */
 cairn_status cairn__peers_refuse(const struct cairn__peers *peers, cairn_status status);
 
