@@ -1,6 +1,6 @@
-/* A job's secret: what a process proves itself with to a store on another machine (store/proof.h). It stands in memory
- * that is in no core dump (libsodium's sodium_malloc), and in no message. Without libsodium there are no secrets:
- * whatever makes one fails with CAIRN_ENOTBUILT and what to install. */
+/* A job's secret, by which a process authenticates itself to a store on another machine (store/proof.h). It is kept in
+ * memory that is in no core dump (libsodium's sodium_malloc), and appears in no message. Without libsodium there are no
+ * secrets: calls that make one fail with CAIRN_ENOTBUILT and say what to install. */
 #ifndef CAIRN__RENDEZVOUS_SECRET_H
 #define CAIRN__RENDEZVOUS_SECRET_H
 
@@ -34,7 +34,7 @@ void cairn__secret_destroy(struct cairn__secret **secret);
 
 /* A new file at path, mode 0600, with a random secret in hexadecimal. CAIRN_ESYSTEM, also if the path exists. */
 cairn_status cairn__secret_write_new(const char *path);
-/* A descriptor of memory for from_descriptor, which programs inherit that are started with it: close it after. */
+/* A descriptor of memory for cairn__secret_from_descriptor. Programs that are started inherit it; close it then. */
 cairn_status cairn__secret_share(const struct cairn__secret *secret, int *fd);
 
 /* The keyed hash (BLAKE2b) of nbytes. */

@@ -208,7 +208,7 @@ out:
     return st;
 }
 
-/* A transfer of a word to all, by which all ranks know that all are here. *found |= what any of them said. */
+/* Sends a word to all ranks, which shows that all have arrived. *found |= the words of all ranks. */
 static cairn_status greet(struct exchange *x, const struct cairn__engine_options *o, uint32_t *found) {
     cairn_status st = CAIRN_OK;
     struct cairn__transfer t;
@@ -232,7 +232,7 @@ out:
 
 /* ---- machines ---- */
 
-/* Whether levels pay: then fewer bytes go between machines. */
+/* Whether two levels pay off, because fewer bytes go between machines. */
 static void choose_levels(struct exchange *x, bool flat) {
     x->in_levels = !flat && x->layout.machines > 1 && x->layout.machines < x->group->size;
 }
@@ -318,7 +318,7 @@ static cairn_status make_answers(struct exchange *x, const struct cairn__engine_
     return x->ops->derive(x->engine, ranks, &o, &x->answers);
 }
 
-/* What this rank left in the store for the group's making, which is over on all ranks. */
+/* Deletes this rank's keys in the store once all ranks have created the group. */
 static void forget_meeting(const struct exchange *x, const struct cairn__engine_options *options) {
     struct cairn__engine_options o = *options;
     char prefix[320];
@@ -427,7 +427,7 @@ static void destroy(cairn_group *group) {
     if (!x) return;
     if (x->answers) over &= x->ops->close(&x->answers);
     if (x->engine) over &= x->ops->close(&x->engine);
-    if (over) { /* else transfers that cannot be taken back still go to these */
+    if (over) { /* else transfers that cannot be cancelled still write to these */
         for (size_t i = 0; i < x->num_blocks && !x->machine; i++) cairn__free(x->blocks[i]);
         cairn__machine_end(&x->machine);
         cairn__exchange_free_flows(x);
@@ -457,7 +457,7 @@ static cairn_status make_block(struct exchange *x, size_t nbytes) {
     struct sysinfo info;
     cairn_status st = CAIRN_OK;
     REQUIRE(sysinfo(&info) == 0, CAIRN_ESYSTEM, "the size of this machine's memory cannot be read");
-    /* The system would promise more, and not have it when it is written to. */
+    /* The system would grant more, but not have it when it is written to. */
     const double room = ((double)info.totalram + (double)info.totalswap) * info.mem_unit;
     REQUIRE((double)nbytes <= room, CAIRN_ENOMEM,
             "group memory of %zu bytes is more than this machine's memory of %.0f bytes", nbytes, room);

@@ -180,7 +180,7 @@ out:
     return st;
 }
 
-/* Looks for lower ranks that have not been seen, one after the other. */
+/* Looks in the store for lower ranks that have not been seen, one after the other. */
 static cairn_status look(struct meeting *m) {
     bool found = true;
     cairn_status st = CAIRN_OK;
@@ -278,7 +278,7 @@ static cairn_status begin_link(struct meeting *m, int rank) {
     return CAIRN_OK;
 }
 
-/* It is made again. */
+/* Closes the connection, which is made again. */
 static void spoil(struct link *link) {
     close(link->fd);
     link->fd = -1;
@@ -365,7 +365,7 @@ static void forget_guest(struct meeting *m, int i) {
     memmove(&m->guests[i], &m->guests[i + 1], (size_t)(m->num_guests - i) * sizeof(m->guests[0]));
 }
 
-/* The first that is wrong is news; whose connection merely ends may be a rank that dies. */
+/* Logs the first guest that is wrong; one whose connection merely ends may be a rank that dies. */
 static void send_away(struct meeting *m, int i, bool is_wrong) {
     const struct guest *g = &m->guests[i];
     if (is_wrong && !g->has_ended && !*m->stranger) {
@@ -510,7 +510,7 @@ static int gather_polls(struct meeting *m) {
     return n;
 }
 
-/* Guests backwards, for those that go make the later ones move up. */
+/* Goes through guests backwards, because removing one moves the later ones up. */
 static cairn_status step_all(struct meeting *m) {
     const int guests = m->num_guests;
     cairn_status st = CAIRN_OK;

@@ -113,7 +113,7 @@ static cairn_status add_numbers(const struct exchange_machine *m, cairn_status s
     return cairn__fail(st, "%s (numbers among the ranks of one machine, %s of the group)", cairn_last_error(), list);
 }
 
-/* Every rank has each other's lane once all have its place. */
+/* Every rank has all lanes once all ranks know the lanes' places. */
 static cairn_status share_lanes(struct exchange_machine *m) {
     struct shm_place places[CAIRN__MAX_RANKS];
     void *memory = NULL;
@@ -197,7 +197,7 @@ static uint64_t read(const struct lane *lane, enum counter counter) {
     return atomic_load(counter == STAGED ? &lane->staged : counter == GATHERED ? &lane->gathered : &lane->taken);
 }
 
-/* Whether the first ranks of this machine, so many, have counted that far. */
+/* Whether this many first ranks of this machine have counted that far. */
 static bool have(struct exchange_machine *m, int ranks, enum counter counter, uint64_t blocks) {
     for (int i = 0; i < ranks; i++) {
         if (read(m->lanes[i], counter) >= blocks) continue;

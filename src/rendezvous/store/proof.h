@@ -5,9 +5,9 @@
  *   client  H("client", port, c, s)
  *
  * H is the keyed hash (secret.h), both nonces are 32 fresh random bytes, and the port is the one that the client has
- * connected to, and the server listens on. A message that is replayed, cut, crossed or sent back fails, since each hash
- * holds both nonces and its sender's role. A program at another port that hands messages on between the two fails as
- * well, since the two sides then name different ports. What follows is in the clear. Bytes only: no sockets. */
+ * connected to, and the server listens on. A message that is replayed, cut, crossed or sent back fails, because each
+ * hash covers both nonces and its sender's role. A program at another port that relays messages between the two fails,
+ * too, because the two ends then name different ports. What follows is not encrypted. Bytes only: no sockets. */
 #ifndef CAIRN__RENDEZVOUS_STORE_PROOF_H
 #define CAIRN__RENDEZVOUS_STORE_PROOF_H
 
