@@ -19,7 +19,7 @@
  *           and F1 on any number of ranks. Sums of values are in f64 too, in the order of batches, then ranks: means
  *           over other divisions into ranks or batches differ only by f64 rounding.
  * Ranks     may process unequal numbers of batches, or none: nothing is exchanged before cairn_metrics_reduce.
- * Threads   a metric is used by one thread at a time; cairn_metrics_reduce is a collective of its group. */
+ * Threads   a metric is used by one thread at a time; cairn_metrics_reduce as other collectives of its group. */
 #ifndef CAIRN_METRICS_H
 #define CAIRN_METRICS_H
 
@@ -106,9 +106,9 @@ CAIRN_API void cairn_metric_destroy(cairn_metric **metric);
 
 /* Counts a batch: scores [N, C, ...] of a float type and targets i32 or i64 [N, ...], as for cairn_cross_entropy; also
  * scores [C] with a target of one element. Both are copied to the host, which waits for the device.
- * Errors, on which nothing of the batch is counted: CAIRN_EINVAL shapes or types that do not match, a number of classes
- * other than the metric's, a target that is no class, or a mean, which takes no scores; CAIRN_ESTATE a stale result, or
- * a metric that has been reduced; CAIRN_ENOMEM; CAIRN_EDEVICE. */
+ * Errors, after which nothing of the batch is counted: CAIRN_EINVAL shapes or types that do not match, a number of
+ * classes other than the metric's, a target that is no class, or a mean, which takes no scores; CAIRN_ESTATE a stale
+ * result, or a metric that has been reduced; CAIRN_ENOMEM; CAIRN_EDEVICE. */
 CAIRN_API cairn_status cairn_metric_update(cairn_metric *metric, const cairn_tensor *scores,
                                            const cairn_tensor *targets);
 

@@ -30,7 +30,7 @@ typedef struct cairn_array {
  *   arrays   [count], read during the call; dst may equal x if the types are equal
  *   to, from f32, f16, bf16: the types of dst and x
  *   factor   1 element; NULL = 1
- *   found    is set to 1 if a result is infinite or NaN, otherwise unchanged; NULL = not wanted
+ *   found    |= 1 if a result is infinite or NaN, otherwise unchanged; NULL = not wanted
  *
  * Errors: CAIRN_EINVAL NULL, a type, memory that is not aligned or not the device's, with the array's number;
  * CAIRN_ENOMEM; CAIRN_EDEVICE. Cost: one read of x, one write of dst. apex: amp_C.multi_tensor_scale */
@@ -46,7 +46,7 @@ CAIRN_API cairn_status cairn_multi_tensor_axpby(cairn_env *env, const cairn_arra
  *
  *   norm     1 element
  *   norms    [count]; NULL = not wanted
- *   found    is set to 1 if an x is infinite or NaN, and norms are then not finite; otherwise unchanged
+ *   found    |= 1 if an x is infinite or NaN, and norms are then not finite; otherwise unchanged; NULL = not wanted
  *
  * Errors as scale. Cost: one read. amp_C.multi_tensor_l2norm; with a factor, multi_tensor_unscale_l2norm */
 CAIRN_API cairn_status cairn_multi_tensor_l2norm(cairn_env *env, const cairn_array *arrays, size_t count,

@@ -1,4 +1,4 @@
-/* Tensors, operations and modules. */
+/* Includes the headers of nn: tensors, operations on them, and modules. */
 #ifndef CAIRN_NN_H
 #define CAIRN_NN_H
 

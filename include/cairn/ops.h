@@ -4,16 +4,16 @@
  * Rules for all operations:
  *   - They return a new tensor, or NULL on error with the cause in cairn_last_error(); a NULL input gives NULL.
  *   - Storage is f32, f16 or bf16 (f64 for verification); arithmetic is f32 (f64); results are rounded once to the
- *   storage type.
+ *     storage type.
  *   - Inputs of different float types are cast to the widest, f32 if f16 meets bf16; linear and the convolutions refuse
- *   them instead, as torch does. Inputs may have any strides.
+ *     them instead, as torch does. Inputs may have any strides.
  *   - Element-wise operations and reductions also take integers and bool. If an input is a float the result has its
- *   type; otherwise it has the widest type among them, f32 for functions with fractional results (div, exp), i64 for
- *   sums and products. Integers are computed in f64: exact up to 2^53.
+ *     type; otherwise it has the widest type among them, f32 for functions with fractional results (div, exp), i64 for
+ *     sums and products. Integers are computed in f64: exact up to 2^53.
  *   - Shapes of element-wise operations broadcast by NumPy's rules. A negative dimension counts from the end.
  *   - Every float input that requires a gradient gets one, unless stated otherwise.
- *   - Shape and type errors name the operation, the shapes and the rule, with CAIRN_EINVAL: "matmul: [64, 1024] x [512,
- *   16]: inner sizes 1024 and 512 differ". */
+ *   - Shape and type errors name the operation, the shapes and the rule, with CAIRN_EINVAL:
+ *     "matmul: [64, 1024] x [512, 16]: inner sizes 1024 and 512 differ". */
 #ifndef CAIRN_OPS_H
 #define CAIRN_OPS_H
 
@@ -185,8 +185,7 @@ CAIRN_API cairn_tensor *cairn_bmm(cairn_tensor *a, cairn_tensor *b); /* [B, m, k
 CAIRN_API cairn_tensor *cairn_addmm(cairn_tensor *x, cairn_tensor *a, cairn_tensor *b, double beta, double alpha);
 CAIRN_API cairn_tensor *cairn_baddbmm(cairn_tensor *x, cairn_tensor *a, cairn_tensor *b, double beta, double alpha);
 
-/* y[..., out] = x[..., in] weight[out, in]^T + bias[out], bias added before the single rounding. bias may be NULL:
- * none.
+/* y[..., out] = x[..., in] weight[out, in]^T + bias[out], bias added before the single rounding. bias NULL = none.
  * torch.nn.functional.linear */
 CAIRN_API cairn_tensor *cairn_linear_forward(cairn_tensor *x, cairn_tensor *weight, cairn_tensor *bias);
 

@@ -169,8 +169,9 @@ CAIRN_API cairn_status cairn_novograd_create_over(cairn_param_set *set, const si
  * indices NULL: all of set. Use adam_add_group for AdamW too; options NULL = the INIT macro of the optimizer's kind.
  * Parameters start with new moments and their own count of steps. Call it between steps.
  * Errors, which change nothing: CAIRN_EINVAL another kind of optimizer, an index out of range, a parameter that is
- * listed twice or already in an optimizer, another environment; CAIRN_ESTATE amp has not prepared the set (pass its
- * model to amp_initialize), or a graph is alive; CAIRN_ENOMEM. torch.optim.Optimizer.add_param_group */
+ * listed twice or already in an optimizer, another environment, for LAMB another max_grad_norm than group 0's;
+ * CAIRN_ESTATE the optimizer belongs to an amp context and the set does not (pass its model to the same
+ * amp_initialize), or a graph is alive; CAIRN_ENOMEM. torch.optim.Optimizer.add_param_group */
 CAIRN_API cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
                                            size_t count, const struct cairn_sgd_options *options);
 CAIRN_API cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
@@ -315,10 +316,11 @@ CAIRN_API cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer);
  *   plateau      the best metric and the counts since, if both runs have called cairn_optimizer_set_plateau
  *
  * Both optimizers must be of the same kind, with the same groups in the same order. Errors: CAIRN_ESTATE as
- * cairn_param_set_stateful (param.h), if gradients have been clipped that no step has used, and for a load if it would
+ * cairn_param_set_stateful (param.h), and also if gradients have been clipped that no step has used, or if a load would
  * change hyperparameters that a captured graph holds, that is all except learning rate and momentum; CAIRN_EINVAL other
- * groups, or invalid numbers (those of missed steps only after arrays have been loaded). With several ranks, moments
- * are shared or each rank's own as their parameters are; the rest is rank 0's if ddp averages all of them. */
+ * groups, or invalid numbers (those of missed steps are checked only after arrays have been loaded). With several
+ * ranks, moments are shared or each rank's own as their parameters are; the rest is rank 0's if ddp averages all
+ * parameters. */
 CAIRN_API cairn_stateful cairn_optimizer_stateful(cairn_optimizer *optimizer);
 
 #ifdef __cplusplus

@@ -141,10 +141,10 @@ CAIRN_API cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int m
  *   ddp         makes the calls below collective: every rank must make the same ones in the same order, or all return
  *               CAIRN_EPEER with the name of the first parameter that differs, and nothing changes. The next reduced
  *               backward plans buckets anew if the frozen parameters have changed; static_graph is then learned anew. A
- *               call within a backward (own buffers: before ddp_wait) is refused at once; ranks that make it after
- *               theirs get CAIRN_EPEER with the reason once that backward (that ddp_wait) has ended on all ranks. In a
- *               backward, parameters that its graph used and that have been frozen since count as not reached; it is
- *               reduced if other parameters of the set require a gradient.
+ *               call within a backward (own buffers: before ddp_wait) is refused at once; ranks that make the call
+ *               after their own backward (ddp_wait) get CAIRN_EPEER with the reason once that backward (ddp_wait) has
+ *               ended on all ranks. In a backward, parameters that its graph used and that have been frozen since count
+ *               as not reached; the backward is reduced if other parameters of the set require a gradient.
  *   graph.h     a captured graph fixes which products are computed and which memory is reduced: CAIRN_ESTATE while one
  *               is alive.
  *

@@ -18,7 +18,7 @@ extern "C" {
 
 /* Kinds of parameters, by shape and is_norm. */
 typedef enum cairn_params_are {
-    CAIRN_PARAMS_MATRICES = 1,         /* two dimensions or more, not of a normalisation: those with weight decay */
+    CAIRN_PARAMS_MATRICES = 1,         /* two dimensions or more, not of a normalisation: usually those to decay */
     CAIRN_PARAMS_BIASES_AND_NORMS = 2, /* all others: fewer dimensions, or of a normalisation */
     CAIRN_PARAMS_NORMS = 3             /* of a normalisation */
 } cairn_params_are;

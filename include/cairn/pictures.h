@@ -50,8 +50,7 @@ CAIRN_API cairn_status cairn_picture_decode(const void *bytes, size_t nbytes, co
                                             const struct cairn_picture_options *options, cairn_picture **out);
 
 /* Makes a picture from a copy of pixels, u8 [height, width, 3]. Errors: CAIRN_EINVAL NULL, a size below 1, or over 2^31
- * pixels;
- * CAIRN_ENOMEM. */
+ * pixels; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_picture_create(int64_t height, int64_t width, const uint8_t *pixels, cairn_picture **out);
 
 CAIRN_API void cairn_picture_destroy(cairn_picture **picture);
@@ -96,8 +95,7 @@ struct cairn_picture_transform {
     cairn_switch flip;    /* OFF: never mirrored, as for letters and digits. Default ON */
     cairn_dtype dtype;    /* CAIRN_F32 or CAIRN_U8. 0 = CAIRN_F32 */
     /* For f32 values, on a scale from 0 to 1. Both {0, 0, 0} = ImageNet's: mean {0.485, 0.456, 0.406}, std {0.229,
-     * 0.224,
-     * 0.225}. With std {1, 1, 1} and mean {0, 0, 0} values are v / 255. */
+     * 0.224, 0.225}. With std {1, 1, 1} and mean {0, 0, 0} values are v / 255. */
     double mean[3], std[3];
 };
 #define cairn_picture_transform(...) \

@@ -94,7 +94,7 @@ struct cairn_pipeline_options {
     cairn_pipeline_schedule schedule; /* 0 = 1F1B; with several modules a rank, interleaved 1F1B */
     int n_microbatches;               /* at most this many; 0 = set by split_size. Exactly one of the two must be set */
     int64_t split_size;               /* rows of a micro-batch; 0 = set by n_microbatches */
-    /* Required on the rank with the last stage, unless no loss is needed; NULL elsewhere. */
+    /* Required on the rank with the last stage, except if it only evaluates without a target; NULL elsewhere. */
     cairn_pipeline_loss_fn loss;
     cairn_pipeline_forward_fn forward; /* NULL = cairn_module_forward, or ddp_forward */
     void *ctx;                         /* passed to loss and forward; the caller's */

@@ -32,8 +32,8 @@ struct cairn_progress_options {
     int64_t done;          /* steps made before, in a run that is resumed; 0 */
     double interval;       /* seconds between lines: 0 = 0.1 on a terminal, 10 elsewhere */
     int fd;                /* where lines are written; 0 = 2, standard error */
-    cairn_switch terminal; /* whether fd is a terminal; CAIRN_DEFAULT asks the system, and treats one without
-                              a size, as of `script > file`, for none */
+    cairn_switch terminal; /* whether fd is a terminal; CAIRN_DEFAULT asks the system, and does not count one
+                              without a size, as of `script > file` */
 };
 #define cairn_progress_options(...) \
     (&(struct cairn_progress_options){.struct_size = sizeof(struct cairn_progress_options), __VA_ARGS__})

@@ -2,8 +2,8 @@
  *
  * A scaler is a state machine whose input is whether a gradient was infinite or NaN. It is updated once for every step
  * that its losses lead to, however many losses, micro-batches and optimizers the step had. The scale is in device
- * memory; these calls return it as of the last report that was read: on the CPU the current one, on a GPU a later one
- * (see cairn_step).
+ * memory; these calls return it as of the last report that was read: on the CPU the current scale, on a GPU one that
+ * may be some steps old, since reports arrive late (see cairn_step).
  * Threads: one thread per scaler at a time. */
 #ifndef CAIRN_SCALER_H
 #define CAIRN_SCALER_H
@@ -207,7 +207,7 @@ CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);
  *
  * An optimizer whose own gradients overflowed does not step; the others do. amp_scaler_update tells the scaler once
  * whether any of them overflowed. Several losses and backwards may precede a step: their gradients add up, each
- * unscaled by its own scale. The forward may be inside amp_autocast_begin and _end; the backward should not be.
+ * unscaled by its own scale. The forward may be inside amp_autocast_begin and _end; the backward need not be.
  *
  * The same calls work with a context's own scaler (amp_scaler_of) and the optimizers given to its amp_initialize, at
  * every level; such a context may step either way, changing from step to step. Gradients are then checked only if the
@@ -216,7 +216,7 @@ CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);
  * other scalers and amp_initialize refuse it until amp_scaler_destroy. cairn_step of that optimizer also checks for
  * overflow, but updates no scaler.
  *
- * options may be NULL: AMP_SCALER_TORCH; messages call its loss_id 0. Errors: CAIRN_EINVAL; CAIRN_ENOMEM.
+ * options may be NULL: AMP_SCALER_TORCH; in messages its loss_id is 0. Errors: CAIRN_EINVAL; CAIRN_ENOMEM.
  * Source: torch/amp/grad_scaler.py, PyTorch 2.x. Differences: a floor, f16 gradients can be unscaled, and unscaled
  * gradients can be accumulated further. */
 CAIRN_API cairn_status amp_scaler_create(cairn_env *env, const struct amp_scaler_options *options, amp_scaler **out);

@@ -64,8 +64,9 @@ typedef enum cairn_schedule_curve {
     CAIRN_CURVE_ONE_MINUS_SQRT = 3 /* 1 - sqrt(1 - x); 1 - sqrt(x) */
 } cairn_schedule_curve;
 
-/* A field that is 0 takes the default given last in its comment; without a default it is required. Fields that the kind
- * does not use must be 0; CAIRN_EINVAL names the field. Lengths are numbers of steps. */
+/* A field that is 0 takes the default given last in its comment. Without a default, 0 is a value if the field's range
+ * includes it, and otherwise the field is required. Fields that the kind does not use must be 0; CAIRN_EINVAL names the
+ * field. Lengths are numbers of steps. */
 struct cairn_schedule_options {
     size_t struct_size;
     cairn_schedule_kind kind;

@@ -25,8 +25,8 @@ extern "C" {
 typedef struct cairn_tensor cairn_tensor;
 
 /* Expands to a shape as arguments: CAIRN_SHAPE(64, 1024) is "2, (int64_t[]){64, 1024}". C only, like all macros that
- * make arrays or options, since C++ has no such literals; there name an array: const int64_t shape[] = {64, 1024}; f(2,
- * shape). */
+ * make arrays or options, since C++ has no such literals; there name an array:
+ * const int64_t shape[] = {64, 1024}; f(2, shape). */
 #define CAIRN_SHAPE(...)                                                           \
     (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]) { \
         __VA_ARGS__                                                                \
@@ -72,10 +72,10 @@ CAIRN_API cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values
 /* Makes a leaf require a gradient. Errors: CAIRN_EINVAL NULL, or no float; CAIRN_ESTATE not a leaf, or a parameter. */
 CAIRN_API cairn_status cairn_tensor_require_grad(cairn_tensor *leaf);
 
-/* The gradient of a leaf that requires one: f32, dense, owned by the leaf, in memory of the environment's device, which
- * the host can read only on the CPU. NULL before a backward has reached the leaf, and for an f64 leaf. It belongs to
- * the loss that cairn_backward was given: after amp_backward it is multiplied by the loss scale. Further backwards add
- * to it; cairn_tensor_clear_grad resets it. */
+/* The gradient of a leaf that requires one: f32, dense, owned by the leaf, in memory of the environment's device, so
+ * the host can read it only if that is the CPU. NULL before a backward has reached the leaf, and for an f64 leaf. It
+ * belongs to the loss that cairn_backward was given: after amp_backward it is multiplied by the loss scale. Further
+ * backwards add to it; cairn_tensor_clear_grad resets it. */
 CAIRN_API const float *cairn_tensor_grad(const cairn_tensor *leaf);
 CAIRN_API void cairn_tensor_clear_grad(cairn_tensor *leaf);
 
