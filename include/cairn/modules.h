@@ -19,8 +19,9 @@ typedef struct cairn_module cairn_module;
 /* ---- any module ---- */
 
 /* Destroys a module that is no child of another, and its children; sets *module to NULL. A module that is a child of
- * another, or whose parameters an optimizer or context uses, is kept, and an error is logged. Results made with it can
- * still be read; a backward through its parameters, and views of them, become errors. */
+ * another, or whose parameters an optimizer or context uses, is kept, and an error is logged; so is any module while a
+ * backward runs. Results made with a destroyed module can still be read; a backward through its parameters, and views
+ * of them, become errors. */
 CAIRN_API void cairn_module_destroy(cairn_module **module);
 
 /* y = module(x), with amp's casts of float inputs and of the output. NULL on error. */

@@ -69,7 +69,8 @@ struct amp_scaler_state; /* below */
  * optimizer whose step updates the scaler, as the step finds its gradients, before the coefficient of clipping by norm;
  * with explicit scaling, all optimizers that were unscaled or stepped since the last update. If ddp has reduced the
  * gradients, all ranks have equal ones and equal statistics; in a step between amp_begin_step and amp_end_step, and for
- * stages of a pipeline, they are summed over the ranks. All 0: no gradient was counted. */
+ * stages of a pipeline, all ranks see the counts summed over the ranks, and the largest of all. All 0: no gradient was
+ * counted. */
 struct amp_scaler_statistics {
     size_t struct_size;
     double largest;            /* the largest |gradient| of the finite elements; 0 if there are none */
