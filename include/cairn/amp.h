@@ -103,10 +103,10 @@ CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
  *   options    NULL = all defaults, O1 in f16
  *   out        must be destroyed before the optimizer and the model
  *
- * At O2 and O3 the weights are replaced, so results of the current step end, as after cairn_zero_grad. The model's f32
- * buffers become half too, except statistics of normalisation layers and buffers named to cairn_buffer_keep_type, which
- * stay f32 at every level. Other tensors that a module holds, including those over the user's memory
- * (cairn_tensor_over), belong to the user and are unchanged.
+ * At O2 and O3 the weights are replaced, so results of the current step become invalid, as after cairn_zero_grad. The
+ * model's f32 buffers become half too, except statistics of normalisation layers and buffers named to
+ * cairn_buffer_keep_type, which stay f32 at every level. Other tensors that a module holds, including those over the
+ * user's memory (cairn_tensor_over), belong to the user and are unchanged.
  *
  * O1's casts apply to every operation of the environment, inside the model and outside (the loss), as in apex
  * (autocast.h); so an environment has at most one O1 context at a time.
@@ -154,7 +154,7 @@ CAIRN_API cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *se
 
 /* Waits for the device, so that no report of a skipped step is lost, removes the guards from the optimizers and frees
  * the context. Weights keep their current type, so a half model can neither be initialised again nor take f32 inputs.
- * Pending gradients keep their scale; results of the step end, as after cairn_zero_grad. */
+ * Pending gradients keep their scale; results of the step become invalid, as after cairn_zero_grad. */
 CAIRN_API void amp_destroy(amp_context **amp);
 
 /* ---- scaled losses ---- */
@@ -163,18 +163,18 @@ CAIRN_API void amp_destroy(amp_context **amp);
  * error that made it NULL. optimizer: the one that steps next; NULL = all of the context. Errors: as these calls. */
 CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer);
 
-/* Long form, also for several backwards before a step: divide each loss by their number, then for each call
- * amp_scale_loss, which returns loss * scale as f32, cairn_backward on that, and amp_scale_loss_end. If a gradient of
- * any of the given optimizers is infinite or NaN, all of them skip their next step, and the loss's scaler is updated at
- * the first of these steps. If all gradients of an optimizer are forgotten before its step, it does not skip, and only
- * the scaler's found_inf is kept.
+/* Long form, also for several backwards before a step: divide each loss by their number; for each loss call
+ * amp_scale_loss, which returns loss * scale as f32, then cairn_backward on that, then amp_scale_loss_end. If a
+ * gradient of any of the given optimizers is infinite or NaN, all of them skip their next step, and the loss's scaler
+ * is updated at the first of these steps. If all gradients of an optimizer are forgotten before its step, it does not
+ * skip, and only the scaler's found_inf is kept.
  *
  * The same happens if the loss itself is infinite or NaN before it is scaled, even if its gradients are finite, as
  * those of the mean of an infinity are. Under ddp all ranks skip for the loss of one rank, including a micro-batch
  * under ddp_no_sync. A scaler cannot tell bad data from a scale that is too high: a dynamic scale is lowered for
  * either, and a batch whose loss is NaN at any scale, repeated, ends in CAIRN_ENUMERIC at the floor; a static scale
  * skips every such step and training continues. For trainers with their own buffers only gradients are checked, since
- * Cairn does not see the loss; so it is for explicit scaling (scaler.h), as in torch.
+ * Cairn does not see the loss; the same holds for explicit scaling (scaler.h), as in torch.
  *
  * Gradients are checked late, by the next of: another scaled loss, a step, clipping, zero_grad; if that call reads them
  * anyway, they are read only once. A begin without an end is reported by the next begin.
@@ -191,8 +191,8 @@ struct amp_loss_options {
     cairn_optimizer *const *optimizers; /* all whose parameters get gradients from this loss */
     /* ON: another backward follows before the step. The step unscales each gradient by the scale of its own backward in
      * any case, but gradients are checked once, together with those of the next loss with the same loss_id and
-     * optimizers; the report then names that loss's micro-batch. OFF. Both fields have the same effect: no overflow
-     * that was found is forgotten. */
+     * optimizers; the report then names that loss's micro-batch. Default OFF. Both fields have the same effect: no
+     * overflow that was found is forgotten. */
     cairn_switch delay_unscale, delay_overflow_check;
     /* For amp_backward_with only (since 0.9.0): the gradient of `loss`, which may then be any tensor, with the same
      * shape; NULL = none. It comes from a later part of the model on another rank, whose loss was multiplied by the
@@ -211,8 +211,8 @@ CAIRN_API cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, c
 
 /* ---- trainers with their own buffers ---- */
 
-/* The scale to multiply the next loss by, as of the last step whose report has been read (on a GPU that is later, see
- * cairn_step). If ddp averages the gradients, the call waits for the device, so all ranks return the same.
+/* The scale to multiply the next loss by, as of the last step whose report has been read (on a GPU reports arrive late,
+ * see cairn_step). If ddp averages the gradients, the call waits for the device, so all ranks return the same.
  *
  * In a context of amp_initialize_params, gradients that are declared ready from now on count as multiplied by the value
  * returned last, even if the device has changed the scale since; before the first call they count as unscaled. A loss
@@ -326,8 +326,8 @@ struct amp_overflow {
     const char *name;    /* owned by the parameter set; for a pipeline by amp, until the next step that it skips;
                             "(loss)", whose counts are 0, for the loss */
     uint64_t infs, nans; /* elements of its gradient when it was checked */
-    int micro_batch; /* after which scaled loss since the last step, from 1, it was found: it comes from that loss or,
-                        with delayed losses (delay_unscale), from one before it */
+    int micro_batch; /* after which scaled loss since the last step, from 1, it was first found: it comes from that loss
+                        or, with delayed losses (delay_unscale), from one before it */
     int rank;        /* the rank; -1 = several ranks, or unknown since the ranks' gradients had been summed. For the
                         loss: the lowest rank whose loss was infinite or NaN */
     int64_t stage;   /* the stage of a pipeline that has the parameter or computes the loss; -1 = no pipeline
@@ -335,9 +335,9 @@ struct amp_overflow {
 };
 
 /* Why the optimizer skipped its last skipped step: the loss, if it was itself infinite or NaN, then the parameters
- * whose gradients were. Writes up to count of them to out and their number to *found; 0 if no step was skipped. Steps
- * taken since do not change it. For a pipeline (pipeline.h) it covers all stages and is the same on each rank.
- * optimizer NULL: as amp_master_params. Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not enabled. */
+ * whose gradients were. Writes up to count of them to out and their total number, which may be greater, to *found; 0 if
+ * no step was skipped. Steps taken since do not change it. For a pipeline (pipeline.h) it covers all stages and is the
+ * same on each rank. optimizer NULL: as amp_master_params. Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not enabled. */
 CAIRN_API cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out,
                                          size_t count, size_t *found);
 CAIRN_API cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, cairn_optimizer *optimizer,

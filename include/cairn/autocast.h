@@ -39,7 +39,7 @@ typedef enum amp_cast {
  * "custom", which is AMP_CAST_FOLLOW). A name that is not one of Cairn's operations is taken for one of the user's own,
  * unless it nearly matches one of Cairn's or is torch's name for one.
  * Errors: CAIRN_EINVAL no such class; a class for an operation that computes nothing (reshape, cast); AMP_CAST_FP8 for
- * an operation other than those three; a near-match of a name; CAIRN_ENOMEM.
+ * an operation other than those three; such a near-match or torch's name; CAIRN_ENOMEM.
  * apex: amp.register_half_function, register_float_function, register_promote_function; allow_banned */
 CAIRN_API cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast);
 

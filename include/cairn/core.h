@@ -40,7 +40,7 @@ extern "C" {
 #define CAIRN_API
 #endif
 
-/* Marks a deprecated name: it is removed one minor version later. */
+/* Marks a deprecated name: it is removed from the headers one minor version later. */
 #if defined(__GNUC__)
 #define CAIRN_DEPRECATED(new_name) __attribute__((deprecated("use " new_name)))
 #else

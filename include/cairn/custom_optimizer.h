@@ -96,9 +96,9 @@ struct cairn_custom_options {
         }                                               \
     }
 
-/* Make an optimizer of this kind over all parameters of set; over the `count` parameters at indices; with a group for
- * each rule, whose options are cairn_group_rule.custom; add a group. They work as cairn_sgd_create,
- * cairn_sgd_create_over, cairn_sgd_create_grouped and cairn_sgd_add_group.
+/* Make an optimizer of this kind over all parameters of set; over the `count` parameters at indices; add a group of
+ * these to an optimizer of this kind; make one with a group for each rule, whose options are cairn_group_rule.custom.
+ * They work as cairn_sgd_create, cairn_sgd_create_over, cairn_sgd_add_group and cairn_sgd_create_grouped.
  *
  * Cost       On the CPU a piece has at most 256 elements: the gradient, and half weights without a master, are
  *            converted to f32 in memory that stays in the L1 cache. On a GPU a piece has at most 4 M elements; the

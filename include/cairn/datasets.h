@@ -63,7 +63,7 @@ struct cairn_text_options {
  *          file without an index at the same time each make it, and the last one written stays; if that takes long,
  *          open the file on one rank first.
  * Errors   CAIRN_EINVAL options; a column that the first line does not have; a line of over 64 MiB; CAIRN_ESYSTEM;
- *          CAIRN_ENOMEM; CAIRN_ENOTBUILT without jansson and xxhash (meson's option 'state'). A bad record (no JSON, a
+ *          CAIRN_ENOMEM; CAIRN_ENOTBUILT without jansson and xxhash (meson's option 'state'). A bad record (not JSON, a
  *          missing column, a label that is not among labels) is an error when it is read, with the path, the line from
  *          1 and the record from 0: "train.jsonl: line 1236, record 1234: not JSON: ...".
  * Memory   8 bytes a record.

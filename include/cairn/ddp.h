@@ -48,8 +48,8 @@ struct ddp_options {
 
     /* ---- torch's ---- */
 
-    /* ON: each forward that follows a training forward with synchronisation first broadcasts rank 0's buffers. Default
-     * ON */
+    /* ON: each forward outside no_grad first broadcasts rank 0's buffers, unless the previous one was under
+     * ddp_no_sync. Default ON */
     cairn_switch broadcast_buffers;
     /* ON: parameters that a backward does not reach have zero gradients; those that no rank reaches keep weight,
      * moments and master. Every backward then waits for one bit per parameter from every rank. OFF: unreached
@@ -133,8 +133,8 @@ struct ddp_options {
  *   options  NULL = all defaults; the same on every rank
  *   out      must be destroyed before model and group
  *
- * Pointers to gradients change here and at the second recording ddp_forward, and then never again. Existing gradients
- * of the model are forgotten. With shard_optimizer cairn_param.data changes here and in ddp_destroy.
+ * Pointers to gradients change here and at the second ddp_forward outside no_grad, and then never again. Existing
+ * gradients of the model are forgotten. With shard_optimizer cairn_param.data changes here and in ddp_destroy.
  * Collective: every rank calls it, and every rank must then run the same number of backwards.
  * Errors   CAIRN_EINVAL; CAIRN_ESTATE the model already has a ddp context, or parameters of which a context with
  *          shard_optimizer has left this rank only a part; CAIRN_EPEER parameters or options differ between ranks
@@ -159,9 +159,9 @@ CAIRN_API void ddp_destroy(ddp_context **ddp);
 CAIRN_API cairn_tensor *ddp_forward(ddp_context *ddp, cairn_tensor *x);
 CAIRN_API cairn_tensor *ddp_forward_n(ddp_context *ddp, cairn_tensor *const *inputs, int count);
 
-/* Broadcasts rank 0's buffers (running statistics), except ignored ones. A training forward that follows a synchronised
- * one does this first; a forward under no_grad exchanges nothing, so ranks may evaluate different numbers of batches,
- * or none. Call it on every rank before evaluating a model with buffers.
+/* Broadcasts rank 0's buffers (running statistics), except ignored ones. A forward outside no_grad does this first
+ * (ddp_options.broadcast_buffers); a forward under no_grad exchanges nothing, so ranks may evaluate different numbers
+ * of batches, or none. Call it on every rank before evaluating a model with buffers.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM; CAIRN_EPEER; CAIRN_ETIMEOUT. Cost: one broadcast; none without buffers. */
 CAIRN_API cairn_status ddp_broadcast_buffers(ddp_context *ddp);
 
@@ -207,8 +207,8 @@ CAIRN_API cairn_status ddp_wait(ddp_context *ddp);
 CAIRN_API cairn_status ddp_no_sync(ddp_context *ddp, int on);
 
 /* apex.parallel.Reducer: a context whose backwards keep their gradients until ddp_reduce, which averages the sums since
- * the last ddp_reduce. A parameter without a gradient on some ranks counts as zero there; one without a gradient on any
- * rank keeps weight, moments and master.
+ * the last ddp_reduce. A parameter without a gradient on some ranks counts as zero there; one for which no rank has a
+ * gradient keeps weight, moments and master.
  * Both are collective. Errors: of create, as ddp_create; of ddp_reduce, CAIRN_EINVAL another kind of context,
  * CAIRN_ESTATE within a backward, and on every rank if only some ranks had a backward since the last ddp_reduce (a rank
  * without input uses ddp_zero_loss), CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ENOMEM. Cost: nothing overlaps with backward;

@@ -13,7 +13,7 @@
  * otherwise mpi under an MPI launcher and gloo without one. cairn_env_options.backend or CAIRN_BACKEND set one.
  *
  * Order     every rank issues a group's collectives in the same order, with the same kind, type, count, operation and
- *           root. Groups are independent: each has an order of its own. So have messages from one rank to another. If
+ *           root. Groups are independent: each has an order of its own, as have messages from one rank to another. If
  *           ranks differ, every rank gets CAIRN_EPEER with both ranks' values: always on shm, elsewhere with
  *           CAIRN_CHECK=1 (one more small message per collective). Without CAIRN_CHECK ranks may time out instead, and
  *           the error names each rank's call.

@@ -21,7 +21,7 @@ struct cairn_env_options {
         *device;    /* "cpu", "cuda", "cuda:1", "auto"; NULL = CAIRN_DEVICE, or "cpu". "cuda" is the GPU of the local
                            rank; "auto" is that GPU if there is one, otherwise the CPU, and the log says why */
     uint64_t seed;  /* of cairn_randn and initialisations; every rank draws its own numbers from it. 0 is a seed */
-    double timeout; /* seconds to wait for other ranks; 0 = CAIRN_TIMEOUT, or 300 */
+    double timeout; /* seconds without progress in waiting for other ranks; 0 = CAIRN_TIMEOUT, or 300 */
     cairn_switch
         tf32; /* ON: f32 products on a GPU may round operands to 10 fraction bits. Default OFF; torch's allow_tf32 */
 
@@ -79,9 +79,9 @@ struct cairn_env_options {
 CAIRN_API cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options,
                                         cairn_env **out);
 
-/* Destroys the environment with its group, tape and leaf tensors. Destroy everything made in it first, in the order
- * graph, ddp, amp, optimizer, module, group, environment: in any other order a destroy logs an error and does nothing.
- * Not collective. */
+/* Destroys the environment with its group, tape and leaf tensors. Destroy everything else made in it first, in the
+ * order graph, ddp, amp, optimizer, module, group, environment: in any other order a destroy logs an error and does
+ * nothing. Not collective. */
 CAIRN_API void cairn_env_destroy(cairn_env **env);
 
 /* Properties; any thread. */

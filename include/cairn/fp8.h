@@ -54,7 +54,7 @@ struct cairn_fp8_options {
 CAIRN_API cairn_status cairn_fp8_encode(uint8_t *codes, const void *x, cairn_dtype dtype, size_t n,
                                         const struct cairn_fp8_options *options);
 
-/* x[i] = the value of codes[i], divided by the scale and rounded to dtype once; exact where the scale is a power of two
+/* x[i] = the value of codes[i] times 1 / scale, in f32, then rounded to dtype; exact where the scale is a power of two
  * and the result in dtype's range. Only format and scale of the options are used. Otherwise as encode. */
 CAIRN_API cairn_status cairn_fp8_decode(void *x, cairn_dtype dtype, const uint8_t *codes, size_t n,
                                         const struct cairn_fp8_options *options);

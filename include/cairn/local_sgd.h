@@ -10,10 +10,10 @@
  *     }
  *
  * Moments stay local to each rank, as in torch. Once training is local, so do loss scales and skipped steps: a rank
- * skips a step if the gradient that it applies, its own or its subgroup's average, overflows; the skip is logged only
- * if rank 0 is among the ranks that skip. If the loss of any rank is not finite, all ranks skip. Weights are averaged
- * regardless, since they are unscaled. From the first local backward on, the set's state counts as each rank's own, as
- * under ddp_no_sync (ddp.h).
+ * skips a step if the gradient that it applies, its own or its subgroup's average, overflows, and the default log shows
+ * only the skips of rank 0. If the loss of any rank is not finite, all ranks skip. Weights are averaged regardless,
+ * since they are unscaled. From the first local backward on, the set's state counts as each rank's own, as under
+ * ddp_no_sync (ddp.h).
  * Source: Lin, Stich, Patel, Jaggi, Don't Use Large Mini-Batches, Use Local SGD (arXiv 1808.07217);
  * torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py, model_averaging/averagers.py. */
 #ifndef CAIRN_LOCAL_SGD_H
