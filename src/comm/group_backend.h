@@ -39,7 +39,7 @@ struct cairn__group_backend {
     bool finds_nonfinite; /* fills request.nonfinite: equally on all ranks if checks_results, else what each reduced */
     bool shares_memory;   /* ranks see each other's group memory */
     bool keeps_store;     /* family->store is used after creation */
-    int files;            /* (optional: 0) descriptors that a group opens beside one for each of its ranks */
+    int files;            /* descriptors besides one for each rank; (optional) 0 = opens none at all */
     /* (optional: always CAIRN_OK) Whether the backend can be used in this process; called before ranks meet. If not,
      * the last error has the reason: CAIRN_ENOTBUILT with the meson option if it is not in this build. */
     cairn_status (*probe)(const struct cairn__group_create_options *options);

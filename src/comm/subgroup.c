@@ -1,5 +1,5 @@
 /* Groups made from others. All ranks of the parent exchange proposals, the members of the new group create it, and all
- * ranks exchange the outcome: every member gets the group, or none does.
+ * ranks exchange the outcome: if it failed on one rank, no rank gets a group.
  *
  * A proposal has a fixed size, and the parent has had memory for all of them since its creation. So a rank with wrong
  * arguments or without memory can still report that, and the others do not wait for it. */

@@ -27,8 +27,8 @@ struct cairn__sync_channel {
 
 /* ---- numbers ---- */
 
-/* A single value over all ranks has no variance. The counts are on the device, so they are read only if this rank's
- * share is small enough for that; if the total is one value, every rank's share is. */
+/* A single value over all ranks has no variance. The counts are on the device, so a rank reads them only if its own
+ * share has at most one value. If the total is one, this holds on every rank, and all of them return the error. */
 static cairn_status check_total(cairn_group *group, const double *all, size_t stride, double values) {
     struct cairn_device *d = cairn__group_device(group);
     const int p = cairn_group_size(group);

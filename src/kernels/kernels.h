@@ -12,15 +12,13 @@
  *   - If arithmetic gives a NaN, it may be any NaN: the processor chooses which operand's payload survives. Casts,
  *     round, fill, relu and relu_backward compute nothing and keep NaNs bit for bit, as core/half.h defines them.
  *   - *found is ORed with 1 if a *stored result* is infinite or NaN (tested by its exponent bits), and never cleared.
- *   - A sum of f32 is computed in blocks of CAIRN__SUM_BLOCK elements, the last of which may be short. A block is
- * summed
- *     in 16 interleaved lanes of f32 from +0 (its element i goes to lane i % 16, in order); then the lanes are added by
- *     the fixed tree: lane[j] += lane[j + 8] for j < 8, then + 4, + 2, + 1. Blocks are added in f64, in order, from +0.
- *     The sum is that f64, which the caller rounds once; the sum of a single block is an f32 value.
- *   - A sum of f32 down columns is computed in groups of CAIRN__SUM_ROWS rows, the last of which may be short. A
- * group's
- *     rows are added in f32, in order, from +0; the groups' sums in f64, in order, from +0. The total is rounded to f32
- *     once, at the end.
+ *   - A sum of f32 is computed in blocks of CAIRN__SUM_BLOCK elements, the last of which may be short. A block
+ *     is summed in 16 interleaved lanes of f32 from +0 (its element i goes to lane i % 16, in order); then the lanes
+ *     are added by the fixed tree: lane[j] += lane[j + 8] for j < 8, then + 4, + 2, + 1. Blocks are added in f64, in
+ *     order, from +0. The sum is that f64, which the caller rounds once; the sum of a single block is an f32 value.
+ *   - A sum of f32 down columns is computed in groups of CAIRN__SUM_ROWS rows, the last of which may be short.
+ *     A group's rows are added in f32, in order, from +0; the groups' sums in f64, in order, from +0. The total is
+ *     rounded to f32 once, at the end.
  *   - The result depends neither on alignment nor on the layout of the caller's memory.
  *   - rates and factors arrive rounded to f32 from double, once, by the caller.
  *

@@ -21,7 +21,7 @@ struct cairn__tensor_grad_block {
 struct cairn__tensor_grad_pool {
     struct cairn_device *device;
     char *reservoir;
-    size_t reservoir_nbytes, wanted;         /* its size, and the size that all blocks so far would have needed */
+    size_t reservoir_nbytes, wanted;         /* its size, and the largest end of a block so far */
     struct cairn__tensor_grad_block *blocks; /* in use, sorted by offset */
     size_t count, capacity;
     size_t used, peak;

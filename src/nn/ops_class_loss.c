@@ -47,7 +47,8 @@ out:
     return st;
 }
 
-/* node->saved, R: first the divisor of a mean, then, at TOTAL_NBYTES, the lse of each row for cross_entropy. */
+/* node->saved, R: first the divisor of a mean, then, at TOTAL_NBYTES, for cross_entropy: the lse of its pass, which is
+ * each row's greatest score and the sum of e^(x - greatest). */
 enum { TOTAL_NBYTES = 64 };
 
 static struct cairn__class_loss pass_of(const struct cairn__node *node) {

@@ -1,7 +1,7 @@
 /* Losses. Sums are those of kernels.h, with one division and one rounding.
  *
  * Most losses compare x with a target element by element and differ only in the functions (struct kind). mse_loss of
- * dense tensors of one shape has passes of its own, so that every device has one loss. */
+ * dense tensors of one shape has passes of its own, which every device has. */
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/ops_rows.h"

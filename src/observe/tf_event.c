@@ -1,6 +1,6 @@
 /* Hand-written encoding of Event, Summary and HistogramProto, with only the fields that TensorBoard reads for scalars
  * and histograms. Sources: tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto,
- * tensorflow/core/lib/io/ record_writer.h; the encoding after protobuf.dev/programming-guides/encoding. */
+ * tensorflow/core/lib/io/record_writer.h; the encoding after protobuf.dev/programming-guides/encoding. */
 #include "observe/tf_event.h"
 
 #include <stdbool.h>

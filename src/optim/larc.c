@@ -1,6 +1,5 @@
-/* LARC: scales each parameter's gradient by the ratio of the norms of weights and gradient, for any optimizer whose
- * step is proportional to the gradient (You, Gitman and Ginsburg, 2017). The ratio is computed with the scalars of the
- * update. */
+/* LARC: scales each parameter's gradient by the ratio of the norms of weights and gradient, before the update of any
+ * kind that takes it (You, Gitman and Ginsburg, 2017). The ratio is computed with the scalars of the update. */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"

@@ -240,7 +240,7 @@ void cairn__step_update_scalers(cairn_optimizer *o, struct cairn__step_end *end)
     }
 }
 
-/* *may: all ranks that share the update may step. Every rank knows of an error before that. */
+/* *may: all ranks that share the update may step. While it is false, an error is one that all of them return. */
 static cairn_status begin(struct cairn_optimizer *o, struct cairn__step_end *end, bool *may) {
     cairn_status st = CAIRN_OK;
     *end = (struct cairn__step_end){.optim = o->state,

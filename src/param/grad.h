@@ -54,7 +54,7 @@
  * of the sum, which ranks share before a step. consume leaves such a slot CHECKED, and raises the flags that ranks have
  * agreed on.
  *
- * Functions that return a status fail with CAIRN_ENOMEM, if they allocate memory on first need. */
+ * The only error of functions that return a status is CAIRN_ENOMEM, since some allocate memory on first need. */
 #ifndef CAIRN__PARAM_GRAD_H
 #define CAIRN__PARAM_GRAD_H
 
@@ -195,7 +195,7 @@ bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__take
 void cairn__grad_touch_flags(struct cairn__grad *g); /* another rank may have raised them */
 void cairn__grad_touch_sum_flag(struct cairn__grad *g);
 bool cairn__grad_has_touched_flags(const struct cairn__grad *g);
-void cairn__grad_lower_flags(struct cairn__grad *g); /* all of them, if a step is being recorded */
+void cairn__grad_lower_flags(struct cairn__grad *g); /* while a step is recorded, even if none is raised */
 
 /* For a gradient, or a shard, that is this rank's own (ddp_options.ignored) but whose flags ranks have reduced. Saves
  * the flags, so that every step that consumes the gradient raises them again, until it is forgotten. */

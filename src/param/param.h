@@ -151,8 +151,8 @@ struct cairn_param_set {
 
     /* Device memory, a word per rank and one for cairn__param_set_save_loss; NULL = amp does not check losses. Word r
      * is raised when a loss of rank r is infinite or NaN and its gradients go to this set, and lowered when an
-     * optimizer takes note (cairn__optimizer_take_flags). A rank raises its own word; ddp all-reduces the words with
-     * the next backward that it reduces. */
+     * optimizer takes note (cairn__optimizer_take_flags) or its gradients are forgotten. A rank raises its own word;
+     * ddp all-reduces the words with the next backward that it reduces. */
     uint32_t *bad_losses;
     bool losses_touched; /* words may be raised */
     bool loss_comes;     /* this rank's loss was checked, and its backward has not run yet */
@@ -170,7 +170,7 @@ struct cairn_param_set {
     struct cairn__unresolved *losses; /* whose gradients the user declares; NULL = amp does not scale them */
     bool declared, declared_unsynced; /* some were, since the last cairn__param_set_take_declared */
 
-    /* The next three are for several ranks with a listener, and part of the set's state. */
+    /* The next three are for several ranks with a listener. ranks_differ and keeps_buffers are saved with the set. */
 
     /* Unsynced gradients were used since the last reduction: a step now would apply gradients of this rank alone */
     bool used_unsynced;

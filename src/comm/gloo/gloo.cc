@@ -133,7 +133,7 @@ class NoPipeSignal {
     bool was_pending;
 };
 
-/* By the monotonic clock, where the C library waits for locks by it: the other one may be set meanwhile. */
+/* Waits for a lock by the monotonic clock if the C library can, because the realtime clock may be set meanwhile. */
 #ifdef HAS_CLOCKLOCK
 constexpr clockid_t LOCK_CLOCK = CLOCK_MONOTONIC;
 int lock_until(pthread_mutex_t *mutex, const struct timespec *until) {
