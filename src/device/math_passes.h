@@ -100,8 +100,8 @@ struct cairn__attention {
  * i64 or i32.
  *     cross entropy   lse - x[target], smoothed:  (1 - s) * that + s / classes * sum over c of w[c] (lse - x[c])
  *     nll             -x[target], where x holds logarithms of probabilities
- * The terms of x[target] are multiplied by weight[target]; a mean divides by the sum of weight[target] over the rows
- * that are not ignored. A target that is neither a class nor ignore_index raises *bad_target. */
+ * lse - x[target] and -x[target] are multiplied by weight[target]; a mean divides by the sum of weight[target] over the
+ * rows that are not ignored. A target that is neither a class nor ignore_index raises *bad_target. */
 struct cairn__class_loss {
     bool from_logits; /* cross entropy */
     cairn_dtype dtype;

@@ -1,4 +1,4 @@
-/* The CPU backend: its tables of passes, and the functions of other files that the device's table uses. */
+/* The CPU backend: its three tables, and the functions of other files that the device's table uses. */
 #ifndef CAIRN__DEVICE_CPU_H
 #define CAIRN__DEVICE_CPU_H
 

@@ -128,7 +128,7 @@ static void *writable(const struct cairn__matrix *c) {
     return (void *)(uintptr_t)c->at.data;
 }
 
-/* Of a sum of many products, which are added up in part, CAIRN__SUM_ROWS at a time. */
+/* Computes one term of a sum of many products, which are added up in part, CAIRN__SUM_ROWS at a time. */
 static cairn_status one_term(struct cairn__cpu *cpu, const struct plan *p, struct operands *o, int64_t i) {
     const size_t n = (size_t)(p->m * p->n), floats = sizeof(double) / sizeof(float);
     const int64_t term = i % p->terms;

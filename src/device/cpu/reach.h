@@ -10,8 +10,7 @@ struct cairn__reach {
     int64_t begin, end, at;
 };
 
-/* first: the tap's input index at output position 0, which may be outside. size: inputs; outs: positions; stride >=
- * 1. */
+/* first: the tap's input index at output position 0, perhaps outside. size: inputs; outs: positions; stride >= 1. */
 static inline struct cairn__reach cairn__reach(int64_t first, int64_t size, int64_t outs, int64_t stride) {
     struct cairn__reach r = {.begin = first >= 0 ? 0 : (-first + stride - 1) / stride,
                              .end = first >= size ? 0 : (size - 1 - first) / stride + 1};
