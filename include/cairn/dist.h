@@ -21,17 +21,18 @@
  *           once; f64 in f64; integers wrap around, and CAIRN_AVG truncates. CAIRN_MIN and CAIRN_MAX give NaN if any
  *           value is NaN. shm, mpi and gloo give the same bits (but see Machines) on every rank, wherever an element is
  *           in the array; a run with the same ranks on the same machines repeats exactly. nccl is the exception: equal
- *           bits on all ranks, at most p - 1 roundings; halves are averaged by an exact power of two before the sum and
- *           the rest after it; NaNs of CAIRN_MIN and CAIRN_MAX as in NCCL; it has not yet been run on GPUs.
+ *           bits on all ranks, at most p - 1 roundings; averages of f16 and bf16 are divided by a power of two
+ *           before the sum and by the rest after it; NaNs of CAIRN_MIN and CAIRN_MAX as in NCCL; it has not yet been
+ *           run on GPUs.
  * Machines  if mpi or gloo connects ranks of several machines, and one of them has several ranks, sums and averages of
  *           f16, bf16 and f32 have two levels: over the ranks of each machine in rank order, then over the machines in
  *           the order of their first ranks. All is in f32, still divided and rounded once, with the same bits on every
- *           rank and in every reduction of any length. If roundings occur the bits differ from those of one level,
- *           which CAIRN_HIERARCHY=flat on any rank restores. An all-reduce of more than 4 KiB is first summed in shared
- *           memory, so each byte crosses a machine's link once each way, however many ranks the machine has, rather
- *           than once per rank (f32 sums are sent, and results of the array's type come back: for halves three bytes
- *           instead of two). On every machine the same number of ranks sends, as many as the machine with fewest has,
- *           each for a slice.
+ *           rank and in every reduction, whatever its length. If roundings occur the bits may differ from those of
+ *           one level, which CAIRN_HIERARCHY=flat on any rank restores. An all-reduce of more than 4 KiB is first
+ *           summed in shared memory, so each byte crosses a machine's link once each way, however many ranks the
+ *           machine has, rather than once per rank (f32 sums are sent, and results of the array's type come back: for
+ *           halves three bytes instead of two). On every machine the same number of ranks sends, as many as the machine
+ *           with fewest has, each for a slice.
  * Progress  shm and mpi have no thread: posting is a store to memory, and cairn_work_wait, cairn_work_test, any other
  *           call on any group of the environment and (through ddp) every backward node advance all outstanding
  *           operations. gloo has one thread per group ("cairn-gloo"), one more for each rank that messages go to or
@@ -100,9 +101,9 @@ struct cairn_group_options {
  *
  * Collective over the parent: every rank of it calls, member or not; succeeds on every rank or fails on every rank.
  * Errors: CAIRN_EINVAL, CAIRN_ENOMEM, CAIRN_ESYSTEM: no rank has the group, and the parent stays usable, unless there
- * is no memory for what the parent itself exchanges; CAIRN_EPEER, also if ranks pass different lists; CAIRN_ETIMEOUT: a
- * stopped rank is waited for only once, at whatever stage the group is. Cost: some small collectives of the parent, and
- * on gloo a TCP connection between every two members.
+ * is no memory for what the parent itself exchanges; CAIRN_EPEER, also if ranks pass different lists; CAIRN_ETIMEOUT:
+ * the call waits for a stopped rank only once, whichever step it stopped in. Cost: some small collectives of the
+ * parent, and on gloo a TCP connection between every two members.
  * torch.distributed.new_group */
 CAIRN_API cairn_status cairn_group_new(cairn_group *parent, const int *ranks, int n,
                                        const struct cairn_group_options *options, cairn_group **out);

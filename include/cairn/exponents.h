@@ -156,7 +156,7 @@ typedef struct cairn_recorder cairn_recorder;
  *
  *   grad_before/NAME       gradient of a parameter on this rank after backward, before ddp reduces it; only under ddp
  *   grad/NAME              gradient of a parameter as the optimizer gets it: reduced, under ddp
- *   activation/PATH        the result of a module, in training mode and with a graph
+ *   activation/PATH        the result of a module, in training mode and outside no_grad
  *   activation_grad/PATH   the gradient of that result
  *
  * The step number is that of the optimizer that has the parameter; for a module, of the first optimizer of its model's
