@@ -14,7 +14,7 @@
 
 enum { MOST = 64 };
 
-/* With the scope of a link-local address; "" if it cannot be written. */
+/* Writes the scope of a link-local address, too; "" if the address cannot be written. */
 static void write_address(const struct sockaddr *a, char *address, size_t nbytes) {
     const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)a;
     struct sockaddr_in four = {.sin_family = AF_INET};
@@ -69,7 +69,7 @@ void cairn__address_to_listen(const char *host, bool others_come, char *address,
     for (const struct addrinfo *a = list; a; a = a->ai_next) {
         write_address(a->ai_addr, one, sizeof(one));
         const bool is_loopback = cairn__address_is_loopback(one);
-        /* "localhost" stands for 127.0.0.1 and ::1: the first is reached by all who try both. */
+        /* "localhost" stands for 127.0.0.1 and ::1: clients that try both always reach the first. */
         if (!cairn__address_is_own(one) || (is_loopback && (others_come || strcmp(address, "127.0.0.1") == 0)))
             continue;
         several = several || (address[0] && !cairn__address_is_loopback(address));
@@ -102,7 +102,7 @@ static void list_interfaces(const struct ifaddrs *list, char *text, size_t nbyte
     }
 }
 
-/* bind succeeds for these on any machine. */
+/* bind succeeds for these addresses on any machine. */
 static bool is_wildcard(const char *address) {
     return strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0;
 }

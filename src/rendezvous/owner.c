@@ -21,7 +21,7 @@ union address {
     struct sockaddr_in6 six;
 };
 
-/* An IPv4 address that a socket of IPv6 has mapped becomes one again: the other end may be a socket of either kind. */
+/* Turns an IPv4-mapped IPv6 address into an IPv4 address: the other end may be a socket of either family. */
 static void unmap(union address *a) {
     if (a->any.ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&a->six.sin6_addr)) return;
     struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = a->six.sin6_port};
@@ -38,14 +38,14 @@ static in_port_t put_address(const union address *a, __be32 out[4]) {
     return a->four.sin_port;
 }
 
-/* An end without an inode is not accepted yet, or closed: the kernel gives it root's number. */
+/* A socket without an inode is not accepted yet, or closed; the kernel then reports root as its owner. */
 static bool is_held(const struct inet_diag_msg *m) {
     const bool is_open = m->idiag_state == TCP_ESTABLISHED || m->idiag_state == TCP_CLOSE_WAIT ||
                          m->idiag_state == TCP_FIN_WAIT1 || m->idiag_state == TCP_FIN_WAIT2;
     return is_open && m->idiag_inode != 0;
 }
 
-/* 0, or an errno. *uid is CAIRN__NO_USER if no process holds the socket from `local` to `remote`. */
+/* Returns 0 or an errno. *uid is CAIRN__NO_USER if no process holds the socket from `local` to `remote`. */
 static int ask_kernel(int kernel, const union address *local, const union address *remote, unsigned *uid) {
     static _Atomic uint32_t number;
     struct {
@@ -68,7 +68,7 @@ static int ask_kernel(int kernel, const union address *local, const union addres
     request.head.nlmsg_seq = ++number;
     ssize_t got = send(kernel, &request, sizeof(request), 0);
     if (got != (ssize_t)sizeof(request)) return got < 0 ? errno : EPROTO;
-    do { /* answers to earlier questions are passed over */
+    do { /* skips answers to earlier requests */
         got = recv(kernel, &answer, sizeof(answer), 0);
         if (got < 0 && errno != EINTR) return errno;
         if (got >= 0 && !NLMSG_OK(&answer.head, (unsigned)got)) return EPROTO;
@@ -79,7 +79,7 @@ static int ask_kernel(int kernel, const union address *local, const union addres
     return 0;
 }
 
-/* Kernels and sandboxes without sock_diag have the same table as text. False if they have not. */
+/* Kernels and sandboxes without sock_diag have the same table as text. Returns false if that is missing, too. */
 static bool read_table(const union address *local, const union address *remote, unsigned *uid) {
     char line[512];
     __be32 want[2][4] = {{0}};

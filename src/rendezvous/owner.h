@@ -18,9 +18,9 @@ enum cairn__owner {
 /* Opens a descriptor for many queries, which then do not fail for lack of descriptors; -1 with errno. */
 int cairn__owner_open(void);
 
-/* kernel: from cairn__owner_open, or -1. fd is a connected TCP socket. The other end must have been accepted
- * there: a server's is once it has answered. *uid is written for OTHER, and is CAIRN__NO_USER where the other end is
- * closed. */
+/* kernel: from cairn__owner_open, or -1. fd is a connected TCP socket whose other end has been accepted: for a server's
+ * end that is certain once it has answered. *uid is written for CAIRN__OWNER_OTHER, and is CAIRN__NO_USER if the other
+ * end is closed. */
 enum cairn__owner cairn__owner_of_peer(int kernel, int fd, unsigned *uid);
 
 /* "user 1001 of this machine", for messages. */

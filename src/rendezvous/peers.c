@@ -1,7 +1,7 @@
-/* How ranks meet: each publishes itself in the store, with the random name of an abstract socket on which it
- * listens, and reads the others in rank order. Listeners stay open until the group is made, so a refused connection
- * means that the rank has ended. Every rank finds facts that do not fit together in the same texts, and rank 0
- * leaves last. */
+/* How ranks meet: each publishes its facts in the store, with the random name of an abstract socket on which it
+ * listens, and reads those of the others in rank order. Listeners stay open until the group is created, so a refused
+ * connection means that the rank has ended. If the facts do not fit together, every rank finds that in the same texts,
+ * and rank 0 leaves last. */
 #include "rendezvous/peers.h"
 
 #include <errno.h>
@@ -39,10 +39,10 @@ static const char FORMAT[] = "cairn-peer-1";
 struct exchange {
     struct cairn__peers *p;
     const char *topic; /* NULL: the rank's own facts */
-    const char *text;  /* of this rank */
+    const char *text;  /* this rank's */
     cairn__peers_take take;
     void *ctx;
-    bool *told;   /* [size] take has its text */
+    bool *told;   /* [size] take has got the rank's text */
     bool refused; /* take failed, as it does on every rank */
 };
 
@@ -140,7 +140,7 @@ static void write_key(const struct exchange *x, int rank, char key[KEY_NBYTES]) 
     snprintf(key, KEY_NBYTES, "%s/peers/%s%s%d", x->p->prefix, x->topic ? x->topic : "", x->topic ? "/" : "", rank);
 }
 
-/* The store's message names the key, not the ranks. */
+/* Names the ranks, which the store's message does not: that names only the key. */
 static cairn_status store_failed(const struct exchange *x, cairn_status st, const char *doing) {
     char where[100] = "";
     const struct cairn__peer *host = &x->p->all[0];
@@ -190,8 +190,8 @@ static bool has_told(const void *ctx, int rank) {
     return ((const struct exchange *)ctx)->told[rank];
 }
 
-/* Looks up all missing ranks once more. The store may end with the first rank that gives up; ranks that cannot be
- * looked up any more are unknown rather than missing, and count as present. */
+/* Looks up all missing ranks once more. The store may end with the first rank that gives up; ranks that can no longer
+ * be looked up are unknown rather than missing, and count as present. */
 static cairn_status look_again(struct exchange *x, int *missing) {
     int r = 0;
     cairn_status st = CAIRN_OK;
@@ -215,7 +215,7 @@ static bool is_neighbour(const struct cairn__peers *p, int rank) {
     return rank != p->rank && p->all[rank].host[0] && strcmp(p->all[rank].host, p->all[p->rank].host) == 0;
 }
 
-/* Fails for a known rank that has ended. If that rank had found all others before it ended, so does this one. */
+/* Fails if a known rank has ended. If that rank had found all others before it ended, this rank finds them, too. */
 static cairn_status probe(struct exchange *x) {
     for (int r = 0; r < x->p->size; r++) {
         if (!is_neighbour(x->p, r)) continue;
@@ -229,7 +229,8 @@ static cairn_status probe(struct exchange *x) {
     return CAIRN_OK;
 }
 
-/* In rank order, so that every rank finds the same first; a later rank waits for the earlier ones. */
+/* Takes the texts in rank order, so that every rank finds the same error first; a later rank waits for the earlier
+ * ones. */
 static cairn_status gather(struct exchange *x) {
     cairn_status st = CAIRN_OK;
     int pause_ms = FIRST_PAUSE_MS, probe_ms = FIRST_PROBE_MS;

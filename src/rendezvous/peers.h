@@ -34,49 +34,49 @@ struct cairn__peers_options {
     int rank, size;
     double timeout;     /* seconds that the meeting may last; > 0 */
     cairn_store *store; /* may be NULL if size is 1 */
-    const char *prefix; /* of every key used */
+    const char *prefix; /* prefix of every key used */
     const char *wanted; /* backend; NULL = "auto" */
     bool is_mpi, on_gpu;
     bool rank_0_serves;          /* the store */
-    cairn_status (*check)(void); /* (optional) while this rank waits for others: a failure ends that */
+    cairn_status (*check)(void); /* (optional) called while this rank waits for others; a failure ends the wait */
 };
 
 struct cairn__peers {
     int rank, size;
-    cairn_store *store; /* this and prefix are the options', used until the meeting ends */
+    cairn_store *store; /* with prefix: the options', used until the meeting ends */
     const char *prefix;
     bool rank_0_serves;
-    const char *topics[CAIRN__PEER_TOPICS]; /* under which this rank published; NULL: its facts */
+    const char *topics[CAIRN__PEER_TOPICS]; /* topics under which this rank published; NULL: its facts */
     int num_topics;
     struct cairn__peer *all;     /* [size] */
     int listener;                /* this rank's socket; -1 = closed. A refused connection means that a rank has ended */
     cairn_status (*check)(void); /* the options' */
     double patience;             /* seconds that this meeting may last */
-    uint64_t deadline;           /* when they end, ns of cairn__now_ns */
+    uint64_t deadline;           /* end of the patience, ns of cairn__now_ns */
 };
 
-/* Collective through the store. The caller ends *out, also after a failure. Errors: CAIRN_ETIMEOUT names the ranks
- * that did not join; CAIRN_EPEER ranks of another size or version of Cairn, or a rank that ended meanwhile;
- * CAIRN_EINVAL an interface that does not exist; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
+/* Collective through the store. The caller ends *out, also after a failure. Errors: CAIRN_ETIMEOUT names the ranks that
+ * did not join; CAIRN_EPEER for ranks of another size or version of Cairn, or a rank that ended meanwhile; CAIRN_EINVAL
+ * for an interface that does not exist; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
 cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struct cairn__peers *out);
 void cairn__peers_end(struct cairn__peers *peers);
 
-/* Deletes what this rank published, if the store frees that memory. Call it once every rank has surely read it. */
+/* Deletes what this rank published, if that frees the store's memory. Call it once every rank has certainly read it. */
 void cairn__peers_forget(const struct cairn__peers *peers);
 
 /* Whether all ranks are on one machine. */
 bool cairn__peers_share_host(const struct cairn__peers *peers);
 
 /* One more exchange between ranks that have met: each publishes a text of 1 to 2000 bytes under the same topic, and
- * take gets those of all ranks, its own included, in rank order. Collective. take fails only for what every rank
- * finds in the same texts. The topic outlives peers; there are CAIRN__PEER_TOPICS of them at most, the meeting
- * included. */
+ * take gets the texts of all ranks, its own included, in rank order. Collective. take may fail only for reasons that
+ * every rank finds in the same texts. The topic string must outlive peers; there are at most CAIRN__PEER_TOPICS topics,
+ * the meeting included. */
 typedef cairn_status (*cairn__peers_take)(void *ctx, int rank, const char *text);
 cairn_status cairn__peers_exchange(struct cairn__peers *peers, const char *topic, const char *text,
                                    cairn__peers_take take, void *ctx);
 
-/* Fails with status and the last error, which every rank finds by itself. Rank 0, with which the store may end, first
- * waits up to two seconds until all have. */
+/* Fails with status and the last error, for a reason that every rank finds by itself. Rank 0 first waits up to two
+ * seconds until all ranks have found it, because the store may end with rank 0. */
 cairn_status cairn__peers_refuse(const struct cairn__peers *peers, cairn_status status);
 
 /* A connection to the rank's socket, non-blocking; -1 with errno, which is ECONNREFUSED if the rank has ended. */

@@ -33,7 +33,7 @@ static cairn_status allocate(struct cairn__secret **out) {
 }
 
 void cairn__secret_destroy(struct cairn__secret **secret) {
-    sodium_free(*secret); /* which clears it */
+    sodium_free(*secret); /* also clears the memory */
     *secret = NULL;
 }
 
@@ -62,7 +62,7 @@ static cairn_status read_secret(int fd, bool from_beginning, const char *what, s
     uint8_t bytes[CAIRN__SECRET_MOST + 1];
     size_t nbytes = 0;
     cairn_status st = CAIRN_OK;
-    while (nbytes <= CAIRN__SECRET_MOST) { /* until the end, or one byte more than a secret may have */
+    while (nbytes <= CAIRN__SECRET_MOST) { /* until the end, or one byte more than the longest secret */
         const size_t room = CAIRN__SECRET_MOST + 1 - nbytes;
         const ssize_t got =
             from_beginning ? pread(fd, bytes + nbytes, room, (off_t)nbytes) : read(fd, bytes + nbytes, room);
@@ -106,7 +106,7 @@ out:
     return st;
 }
 
-/* What cairn__secret_share has made holds the key itself. */
+/* Whether fd is from cairn__secret_share: then it holds the key itself, not text to be hashed. */
 static bool is_shared(int fd, const struct stat *s) {
     const int seals = fcntl(fd, F_GET_SEALS);
     return seals >= 0 && (seals & F_SEAL_WRITE) && s->st_size == CAIRN__SECRET_NBYTES;

@@ -6,11 +6,11 @@
  * processes visible.
  *
  * A process that is killed while it writes leaves a truncated record. A record counts only if it is complete and its
- * checksum matches; a process that finds anything else at the end while it holds the exclusive lock, when no other can
- * be writing, cuts it off before it writes. No call has returned success for such a record.
+ * checksum matches. A process that holds the exclusive lock, when no other can be writing, and finds anything else at
+ * the end of the file cuts that off before it writes. No call has returned success for such a record.
  *
- * A file cannot wake waiters, which therefore read it again in growing intervals. A lock that is taken is tried again
- * in the same way, since a stopped process would otherwise hold the others beyond their timeout.
+ * A file cannot wake waiters, so they read it again at growing intervals. A process that finds the lock taken tries
+ * again in the same way, because a stopped process would otherwise hold the others beyond their timeout.
  *
  * The empty key, which callers cannot use, counts the processes that have left; the last one removes the file. */
 #include <errno.h>
@@ -72,7 +72,7 @@ static bool is_over(const struct file_store *f) {
     return cairn__now_ns() >= f->deadline;
 }
 
-/* Doubles the pause for the next time. */
+/* Sleeps, and doubles the pause for the next time. */
 static void take_a_break(const struct file_store *f, int *pause_us, int max_us) {
     const uint64_t now = cairn__now_ns(), left = f->deadline > now ? f->deadline - now : 0;
     const uint64_t wanted = (uint64_t)*pause_us * 1000, pause = wanted < left ? wanted : left;
@@ -248,7 +248,7 @@ out:
     return st;
 }
 
-/* The table has a change that the file lacks: the next call reads the whole file again. */
+/* To be called when the table has a change that the file lacks: the next call reads the whole file again. */
 static void forget(struct file_store *f) {
     cairn__table_clear(&f->table);
     f->end = sizeof(MAGIC);
@@ -438,7 +438,7 @@ static const struct cairn__store_ops file_ops = {
     .destroy = file_destroy,
 };
 
-/* The first process writes MAGIC, also after another died while writing it. */
+/* The first process writes MAGIC, also if another process died while writing it. */
 static cairn_status begin_file(struct file_store *f) {
     size_t got = 0;
     cairn_status st = CAIRN_OK;
@@ -451,7 +451,7 @@ out:
     return st;
 }
 
-/* Other users must not be able to write the file. */
+/* Refuses a file that other users can write. */
 static cairn_status judge_file(const char *path, const struct stat *s) {
     char why[CAIRN__WHY_NBYTES];
     REQUIRE(!S_ISLNK(s->st_mode), CAIRN_EINVAL,
@@ -479,7 +479,7 @@ static cairn_status open_folder(struct file_store *f, const char *path, int *fol
     *folder = open(part, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (*folder < 0 || fstat(*folder, &s) != 0 || !realpath(part, whole))
         return cairn__fail_errno(errno, "the file store at %s cannot be opened", path);
-    /* Other users must not be able to put another file in the store's place. */
+    /* Other users must not be able to replace the store by another file. */
     REQUIRE(cairn__is_trusted(&s, geteuid(), why), CAIRN_EINVAL,
             "the folder %s %s, who could replace a file store in it; choose a folder of your own, or chmod go-w it",
             whole, why);
@@ -497,7 +497,7 @@ static cairn_status open_file(struct file_store *f, const char *path, bool *remo
     int folder = -1;
     cairn_status st = CAIRN_OK;
     TRY(open_folder(f, path, &folder, &name));
-    /* What is there is judged before it is opened, since opening alone does something to a device, and again after. */
+    /* The file is judged before it is opened, because opening alone affects a device, and again afterwards. */
     if (fstatat(folder, name, &s, AT_SYMLINK_NOFOLLOW) == 0) TRY(judge_file(f->path, &s));
     f->fd = openat(folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
     if (f->fd < 0) TRY(cairn__fail_errno(errno, "the file store at %s cannot be opened", f->path));

@@ -1,4 +1,5 @@
-/* A table for the threads of one process: a mutex around every call, and a condition that every write signals. */
+/* A table for the threads of one process: a mutex around every call, and a condition variable that every write
+ * signals. */
 #include <errno.h>
 #include <pthread.h>
 

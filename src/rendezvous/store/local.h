@@ -18,7 +18,7 @@ static inline struct cairn__blob cairn__key_blob(const char *key) {
 /* The first missing key, NULL if all are present. */
 const char *cairn__table_missing(const struct cairn__table *t, const char *const *keys, size_t n);
 
-/* A copy as cairn_store_get returns it. */
+/* Copies b as cairn_store_get returns it. */
 cairn_status cairn__blob_copy(struct cairn__blob b, void **value, size_t *nbytes);
 
 #endif

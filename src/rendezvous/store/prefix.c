@@ -1,5 +1,5 @@
-/* Another store's keys under a prefix. Keys are joined on the stack, so as many threads may call as the store
- * allows. */
+/* Another store's keys under a prefix. Joined keys are built on the stack, so this store allows as many threads as the
+ * inner one. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ typedef char joined[STORE_MAX_KEY];
 
 struct prefix_store {
     cairn_store base;
-    cairn_store *inner; /* the caller's */
+    cairn_store *inner; /* owned by the caller */
     char prefix[];
 };
 
@@ -86,7 +86,7 @@ out:
     return st;
 }
 
-/* One piece of memory: the pointers, then the names. Free it with cairn__free. */
+/* One block of memory: the pointers, then the names. Free it with cairn__free. */
 static cairn_status join_all(cairn_store *s, const char *const *keys, size_t n, const char ***out) {
     size_t nbytes = n * sizeof(char *);
     void *memory = NULL;

@@ -55,7 +55,7 @@ static bool collect(struct cairn__proof *p, size_t want, const uint8_t **data, s
     return p->nbytes == want;
 }
 
-/* A stranger is refused at its first wrong byte. */
+/* Refuses a stranger at its first wrong byte. */
 static bool is_hello(const struct cairn__proof *p) {
     return memcmp(p->bytes, CAIRN__HELLO, p->nbytes < CAIRN__HELLO_NBYTES ? p->nbytes : CAIRN__HELLO_NBYTES) == 0;
 }

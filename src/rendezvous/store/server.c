@@ -1,6 +1,6 @@
-/* One thread around epoll: bytes from sockets into sessions and back. When connections or descriptors run out, the
- * oldest connection that never sent a request is closed, after one last read; if there is none, new ones stay in the
- * kernel's queue, which is checked again a little later. */
+/* One thread around epoll moves bytes from sockets into sessions and back. When connections or descriptors run out, it
+ * reads once more from the oldest connection that never sent a request, and closes it; if there is none, new
+ * connections stay in the kernel's queue, which is checked again a little later. */
 #include "rendezvous/store/server.h"
 
 #include <errno.h>
@@ -37,23 +37,23 @@ enum {
     BACKLOG = 4096,
     BUSY_RETRY_MS = 100,
     BATCH = 64,
-    ACCEPTS = 256, /* before other connections are served */
-    NAMED = 64,    /* warnings of strangers that are told apart, and then no more of them */
+    ACCEPTS = 256, /* accepted before other connections are served */
+    NAMED = 64,    /* different warnings about strangers that are logged; further ones are not */
     PROOF_PATIENCE_S = 10,
-    SWEEP_MS = 1000, /* at most, between two looks for connections that proved nothing in that time */
+    SWEEP_MS = 1000, /* at most, between two searches for connections whose proof is late */
     LISTEN_TRIES = 20,
-    LISTEN_PAUSE_MS = 8 /* at most, between two tries */
+    LISTEN_PAUSE_MS = 8 /* at most, between two attempts */
 };
 
 struct connection {
-    struct cairn__session session; /* first */
+    struct cairn__session session; /* must be the first member */
     struct connection *next, **link;
     int fd;
-    bool known; /* in `known`: it has sent */
+    bool known; /* it is in the list `known`: it has sent a request */
     bool is_guest;
     uint32_t events;
-    uint64_t deadline_ns;         /* of its proof; 0 = none is needed */
-    struct sockaddr_storage peer; /* as it came: the kernel forgets it when the peer resets the connection */
+    uint64_t deadline_ns;         /* for its proof; 0 = none is needed */
+    struct sockaddr_storage peer; /* as accepted: the kernel forgets it when the peer resets the connection */
     socklen_t peer_length;
 };
 
@@ -64,20 +64,20 @@ struct list {
 
 struct cairn__store_server {
     int listener, wake, epoll;
-    int kernel; /* tells whose a connection is */
+    int kernel; /* for cairn__owner_of_peer */
     bool started, paused /* accepting */, logged_lack;
-    pid_t process; /* that called cairn__store_start */
+    pid_t process; /* the one that called cairn__store_start */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards the fields below, except while the thread sleeps */
     struct cairn__sessions sessions;
     bool has_guests, is_open; /* as the door's */
     struct list strangers, known;
     size_t num_connections, num_guests;
-    uint64_t patience_ns;  /* from a connection to its proof */
-    uint64_t swept_ns;     /* when connections were last looked through; 0 = none has to prove itself in time */
+    uint64_t patience_ns;  /* time from a connection to its proof */
+    uint64_t swept_ns;     /* when connections were last searched; 0 = none has a deadline for its proof */
     uint64_t named[NAMED]; /* hashes of warnings that were written */
     size_t num_named;
-    bool (*may_end)(void *ctx); /* set = the server is detached */
+    bool (*may_end)(void *ctx); /* set if the server is detached */
     void *ctx;
     uint8_t chunk[CHUNK];
 };
@@ -102,7 +102,7 @@ static void unlist(struct list *l, struct connection *c) {
 
 /* ---- one connection ---- */
 
-/* Whether this is to be written: each reason of each address is, once, so that strangers cannot fill a log. */
+/* Whether to log this warning: each reason of each address is logged once, so that strangers cannot fill a log. */
 static bool is_news(struct cairn__store_server *s, const char *host, const char *why) {
     const uint64_t hash = cairn__hash_text(cairn__hash_text(CAIRN__HASH_START, host), why);
     for (size_t i = 0; i < s->num_named; i++) {
@@ -117,7 +117,7 @@ static bool is_news(struct cairn__store_server *s, const char *host, const char 
     return true;
 }
 
-/* Warns only of programs that have sent a valid request, or were refused; a port scan is no reason for a warning. */
+/* Warns only of programs that have sent a valid request, or were refused, not of a port scan. */
 static void tell_why(struct cairn__store_server *s, struct connection *c) {
     char host[64] = "an unknown address", port[16] = "?";
     if (!c->session.why[0]) return;
@@ -130,7 +130,8 @@ static void tell_why(struct cairn__store_server *s, struct connection *c) {
                host, port, why);
 }
 
-/* A child process may hold the socket too, so closing it would neither notify the peer nor remove it from epoll. */
+/* Shuts the connection down before closing it: a child process may hold the socket, too, so closing alone would neither
+ * notify the peer nor remove the socket from epoll. */
 static void end_connection(struct cairn__store_server *s, struct connection *c) {
     tell_why(s, c);
     cairn__session_close(&s->sessions, &c->session);
@@ -161,7 +162,7 @@ static void flush(struct cairn__store_server *s, struct connection *c) {
     }
 }
 
-/* Sends what there is to send; c is gone then where it has ended. */
+/* Sends pending output. Frees c if its session has ended. */
 static void tend(struct cairn__store_server *s, struct connection *c) {
     flush(s, c);
     if (c->session.trust != CAIRN__TRUST_NONE) c->deadline_ns = 0;
@@ -222,7 +223,7 @@ __attribute__((format(printf, 2, 3))) static void turn_away(struct connection *c
     c->session.refused = c->session.ended = true;
 }
 
-/* c is gone then. */
+/* Frees c. */
 static void turn_stranger_away(struct cairn__store_server *s, struct connection *c, unsigned uid) {
     char who[64];
     cairn__owner_describe(uid, who, sizeof(who));
@@ -231,7 +232,7 @@ static void turn_stranger_away(struct cairn__store_server *s, struct connection 
     end_connection(s, c);
 }
 
-/* Guests leave half of the places to those who have proven themselves. */
+/* Guests may take only half of the places, so the other half is left to clients that have proven themselves. */
 static void count_guest(struct cairn__store_server *s, struct connection *c) {
     c->is_guest = true;
     if (++s->num_guests <= STORE_MAX_CONNECTIONS / 2) return;
@@ -260,7 +261,7 @@ static cairn_status add_connection(struct cairn__store_server *s, int fd, const 
     if (c->session.trust == CAIRN__TRUST_GUEST) {
         count_guest(s, c);
     } else if (c->session.trust == CAIRN__TRUST_NONE && !s->sessions.secret) {
-        turn_stranger_away(s, c, uid); /* who has nothing by which to prove himself */
+        turn_stranger_away(s, c, uid); /* there is no secret by which it could prove itself */
     } else if (c->session.trust == CAIRN__TRUST_NONE) {
         c->deadline_ns = cairn__now_ns() + s->patience_ns;
         s->swept_ns = s->swept_ns ? s->swept_ns : cairn__now_ns();
@@ -269,7 +270,7 @@ out:
     return st;
 }
 
-/* True if a connection was closed. A connection with a request that is not read yet is kept. */
+/* Returns true if a connection was closed. Keeps a connection with a request that is not read yet. */
 static bool drop_stranger(struct cairn__store_server *s) {
     const size_t before = s->num_connections;
     for (struct connection *c; s->num_connections == before && (c = s->strangers.first);) {
@@ -280,7 +281,7 @@ static bool drop_stranger(struct cairn__store_server *s) {
     return s->num_connections < before;
 }
 
-/* Closes connections that proved nothing in time, without a word if they said nothing either. */
+/* Closes connections that missed the deadline of their proof, without a warning if they sent nothing. */
 static void sweep(struct cairn__store_server *s) {
     const uint64_t now = cairn__now_ns();
     if (!s->swept_ns || now < s->swept_ns + SWEEP_MS * UINT64_C(1000000)) return;
@@ -295,7 +296,7 @@ static void sweep(struct cairn__store_server *s) {
     }
 }
 
-/* Checked first, since accept4 reports a lack of descriptors even when no connection is pending. */
+/* To be checked before accept4, which reports a lack of descriptors even if no connection is pending. */
 static bool someone_waits(const struct cairn__store_server *s) {
     return poll(&(struct pollfd){.fd = s->listener, .events = POLLIN}, 1, 0) > 0;
 }
@@ -333,14 +334,14 @@ static void accept_some(struct cairn__store_server *s) {
 
 /* ---- the thread ---- */
 
-/* False: to stop. */
+/* Returns false if the server is to stop. */
 static bool handle_events(struct cairn__store_server *s, const struct epoll_event *events, int n) {
     bool accepting = s->paused;
     for (int i = 0; i < n; i++) {
         if (events[i].data.ptr == &s->wake) {
             uint64_t count = 0;
             if (!s->may_end) return false;
-            const ssize_t got = read(s->wake, &count, sizeof(count)); /* or epoll would report it for ever */
+            const ssize_t got = read(s->wake, &count, sizeof(count)); /* else epoll would report it forever */
             (void)got;
         } else if (events[i].data.ptr == &s->listener) {
             accepting = true;
@@ -356,7 +357,8 @@ static bool handle_events(struct cairn__store_server *s, const struct epoll_even
 
 static void release(struct cairn__store_server *s);
 
-/* may_end runs without the mutex, which its caller may hold. Pending connections are accepted first. */
+/* may_end runs without the mutex: it may wait for a lock whose holder calls cairn__store_let_end. Pending connections
+ * are accepted first. */
 static bool is_over(struct cairn__store_server *s, bool (*may_end)(void *ctx), void *ctx) {
     return may_end && s->num_connections == 0 && !someone_waits(s) && may_end(ctx);
 }
@@ -380,7 +382,7 @@ static void *serve(void *argument) {
 
 /* ---- starting and stopping ---- */
 
-/* -1 with errno. *contended: bind succeeded and listen did not. */
+/* Returns -1 with errno. *contended: bind succeeded and listen did not. */
 static int try_to_listen(const struct addrinfo *a, bool *contended) {
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
@@ -395,8 +397,8 @@ static int try_to_listen(const struct addrinfo *a, bool *contended) {
     return -1;
 }
 
-/* If two processes listen at the same moment, Linux may refuse both: each is marked as listening before it checks
- * for others. */
+/* Tries again on contention: if two processes listen at the same moment, Linux may refuse both, because each is marked
+ * as listening before it checks for others. */
 static int listen_on(const char *address, int port) {
     char service[16];
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *a = NULL;
@@ -503,7 +505,7 @@ out:
     return st;
 }
 
-/* Signals are left to the program's own threads. */
+/* The thread blocks all signals, so that the program's own threads handle them. */
 cairn_status cairn__store_start(struct cairn__store_server *s) {
     REQUIRE(!s->started, CAIRN_ESTATE, "the store has been started");
     sigset_t all, before;

@@ -13,45 +13,45 @@
 
 struct cairn__store_server;
 
-/* Where a store listens, and to whom. A process of this machine is served if it is this user's, which the kernel says
- * (owner.h), or proves itself, and nobody else's is. What comes from elsewhere proves itself where there is a secret,
- * and is trusted where there is none. */
+/* Where a store listens, and whom it serves. A process of this machine is served only if it runs as this user, which
+ * the kernel tells (owner.h), or proves itself. A process of another machine has to prove itself if there is a secret,
+ * and is trusted if there is none. */
 struct cairn__store_door {
     int port;            /* 0 = a free one */
     const char *address; /* numeric, of this machine; "" = every one (dual-stack, or else IPv4); NULL = 127.0.0.1 */
-    const struct cairn__secret *secret; /* NULL = none; the caller's, and lives as long as the server */
-    bool has_guests; /* torch's ranks elsewhere, which cannot prove themselves, are served keys that are not Cairn's */
+    const struct cairn__secret *secret; /* NULL = none; owned by the caller, and outlives the server */
+    bool has_guests;       /* torch's ranks on other machines, which have no proof, may use keys that are not Cairn's */
     double proof_patience; /* seconds from a connection to its proof; 0 = 10 */
-    bool is_open;          /* everybody is trusted: the user says so (CAIRN_INSECURE) */
+    bool is_open;          /* all clients are trusted, as the user has set (CAIRN_INSECURE) */
 };
 
-/* Clients may connect from then on and are served after cairn__store_start. *bound_port gets the port. Errors:
+/* Afterwards clients may connect; cairn__store_start begins to serve them. *bound_port gets the port. Errors:
  * CAIRN_ESYSTEM "port 29500 is in use ..." with what to do. */
 cairn_status cairn__store_listen_at(const struct cairn__store_door *door, struct cairn__store_server **out,
                                     int *bound_port);
 cairn_status cairn__store_start(struct cairn__store_server *server);
 
-/* Both at once. */
+/* Listens and starts. */
 cairn_status cairn__store_serve_at(const struct cairn__store_door *door, struct cairn__store_server **out,
                                    int *bound_port);
 
-/* For this user's processes on this machine. */
+/* Listens for this user's processes on this machine. */
 cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port);
 cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int *bound_port);
 
 /* *server may be NULL, or not started. */
 void cairn__store_stop(struct cairn__store_server **server);
 
-/* Detaches a started server: its thread calls may_end each time that it has no connection, and ends itself and the
- * server if that returns true. A further call replaces may_end and makes the thread call it again. cairn__store_stop
- * must not be called afterwards. */
+/* Detaches a started server: whenever it has no connection, its thread calls may_end, and ends itself and the server if
+ * that returns true. A further call replaces may_end and makes the thread call it again. cairn__store_stop must not be
+ * called afterwards. */
 void cairn__store_let_end(struct cairn__store_server *server, bool (*may_end)(void *ctx), void *ctx);
 
 /* For may_end: stops listening, so that the port is free. */
 void cairn__store_close_door(struct cairn__store_server *server);
 
-/* Deletes every key that does not begin with kept (as on the wire, with "/" in front), in one step. For a launcher
- * that restarts its ranks. */
+/* Deletes every key that does not begin with kept (as on the wire, with "/" in front), in one step. A launcher that
+ * restarts its ranks uses it. */
 void cairn__store_keep_only(struct cairn__store_server *server, const char *kept);
 
 #endif

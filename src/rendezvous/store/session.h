@@ -9,8 +9,8 @@
 
 /* What a session may do. */
 enum cairn__trust {
-    CAIRN__TRUST_NONE,  /* nothing before it has proven that it knows the job's secret */
-    CAIRN__TRUST_GUEST, /* torch's ranks, whose dialect has no proof: all keys but Cairn's own, unless it proves more */
+    CAIRN__TRUST_NONE,  /* nothing until the client has proven that it knows the job's secret */
+    CAIRN__TRUST_GUEST, /* torch's ranks, whose dialect has no proof: all keys except Cairn's, unless they prove more */
     CAIRN__TRUST_FULL,
 };
 
@@ -26,13 +26,13 @@ struct cairn__buffer {
 
 enum { CAIRN__WAIT_BUCKETS = 1024 };
 
-/* Limit on unsent replies to one connection, or on requests queued behind a WAIT; beyond it input is refused. */
+/* Limit on unsent replies to one connection, and on requests queued behind a WAIT; beyond it no input is taken. */
 enum { CAIRN__ENOUGH = 1 << 20 };
 
 struct cairn__sessions {
-    size_t enough;                      /* CAIRN__ENOUGH; a test may have less */
-    const struct cairn__secret *secret; /* NULL = there is none; the caller's */
-    int port;                           /* that clients connect to; part of the proof */
+    size_t enough;                      /* CAIRN__ENOUGH; tests may lower it */
+    const struct cairn__secret *secret; /* NULL = there is none; owned by the caller */
+    int port;                           /* to which clients connect; part of the proof */
     struct cairn__table table;
     size_t buffered;                                  /* capacity of all buffers; STORE_MAX_BUFFERS at most */
     struct cairn__link awaiting[CAIRN__WAIT_BUCKETS]; /* sessions by the hash of the key they await, oldest first */
@@ -47,11 +47,11 @@ struct cairn__session {
     enum cairn__trust trust;
     struct cairn__proof proof;
     bool proven;   /* it has sent a complete request */
-    bool refused;  /* it ended because it may not do what it asked for */
+    bool refused;  /* it ended because it requested what it is not allowed to do */
     bool ended;    /* no more input is read; output may still be sent */
     char why[160]; /* why it ended, "" if its peer just closed the connection */
 
-    /* How much of the request at the front of the input is measured. */
+    /* How much of the request at the front of the input is measured already. */
     struct {
         const char *field; /* NULL: not begun */
         const char *repeat;
@@ -63,7 +63,7 @@ struct cairn__session {
     struct {
         bool on, barrier;
         struct cairn__link link;   /* while on: in the ring of key's bucket */
-        struct cairn__buffer keys; /* as they came */
+        struct cairn__buffer keys; /* the request's keys, as received */
         size_t at;                 /* the position of the awaited key; those before it are present */
         uint64_t deletions;        /* the table's counter when that was checked */
         struct cairn__blob key;
@@ -71,7 +71,7 @@ struct cairn__session {
 };
 
 void cairn__sessions_init(struct cairn__sessions *all);
-/* After all sessions are closed. */
+/* Call it once all sessions are closed. */
 void cairn__sessions_clear(struct cairn__sessions *all);
 
 void cairn__session_open(struct cairn__session *s, enum cairn__trust trust);
@@ -79,15 +79,15 @@ void cairn__session_close(struct cairn__sessions *all, struct cairn__session *s)
 
 /* Takes input, runs the complete requests, and makes s active. Does nothing once s has ended. */
 void cairn__session_feed(struct cairn__sessions *all, struct cairn__session *s, const void *data, size_t nbytes);
-/* False if so much is waiting to be run or sent that more input would only be queued. */
+/* False if so much input or output is queued that more input would only be queued. */
 bool cairn__session_takes_input(const struct cairn__sessions *all, const struct cairn__session *s);
 
 struct cairn__blob cairn__session_output(const struct cairn__session *s);
-/* The first nbytes of the output are sent; requests that waited for room go on. */
+/* Removes the first nbytes, which are sent, from the output; requests that waited for room continue. */
 void cairn__session_sent(struct cairn__sessions *all, struct cairn__session *s, size_t nbytes);
 
-/* To be called after any of these calls, until it returns NULL: the next session whose output, readiness for input,
- * or end has changed. */
+/* Returns the next session whose output, readiness for input, or end has changed. Call it after each of the calls above
+ * until it returns NULL. */
 struct cairn__session *cairn__sessions_next(struct cairn__sessions *all);
 
 #endif

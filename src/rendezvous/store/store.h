@@ -21,7 +21,7 @@ struct cairn__store_ops {
     cairn_status (*set_timeout)(cairn_store *s, double timeout); /* optional: the front sets s->timeout */
     double (*hurry)(cairn_store *s, double timeout);             /* optional: the front lowers s->timeout */
     void (*local_address)(const cairn_store *s, char *address, size_t nbytes); /* optional: there is none */
-    bool (*forgets)(const cairn_store *s);                                     /* optional: it does */
+    bool (*forgets)(const cairn_store *s);                                     /* optional: true */
     void (*destroy)(cairn_store *s);
 };
 
@@ -35,18 +35,18 @@ struct cairn_store {
 /* The timeout that a caller gave: 0 becomes CAIRN_TIMEOUT, or 300. Errors: CAIRN_EINVAL. */
 cairn_status cairn__store_timeout(double given, double *timeout);
 
-/* Lowers the timeout, for callers that cannot wait long. Returns the old one, for cairn_store_set_timeout; 0 =
- * nothing was changed, since threads share the store and its calls cannot hang. */
+/* Lowers the timeout, for callers that cannot wait long. Returns the old one, for cairn_store_set_timeout. Returns 0
+ * and changes nothing if threads share the store, whose calls cannot hang. */
 double cairn__store_hurry(cairn_store *s, double timeout);
 
-/* Whether deleting a key gives its memory back: a file gets longer by it. */
+/* Whether deleting a key frees its memory. A file store does not: its file grows with every deletion. */
 bool cairn__store_forgets(const cairn_store *s);
 
 /* The local address of a TCP store's connection, as in address.h; "" for other stores. */
 void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes);
 
-/* cairn_tcp_store_create with several places where the server may be: clients try all of them in turn until one has
- * the key `proof` (NULL: any store). Another user's server on this machine is passed over. hosts and ports are tried in
+/* cairn_tcp_store_create with several places where the server may be: clients try them in turn until they find a store
+ * with the key `proof` (NULL: any store). They skip another user's server on this machine. hosts and ports are tried in
  * the order given, a host with all ports first. */
 struct cairn__store_places {
     const char *const *hosts;
@@ -58,16 +58,17 @@ struct cairn__store_places {
 };
 cairn_status cairn__store_connect(const struct cairn__store_places *places, double timeout, cairn_store **out);
 
-/* CAIRN_INSECURE=1: a peer's user is not checked. */
+/* Whether CAIRN_INSECURE=1 is set: then the user of a peer is not checked. */
 bool cairn__store_is_open(void);
 
-/* To a store that this process serves behind that door, at port. */
+/* Connects to the store that this process serves with that door at port. */
 struct cairn__store_door;
 cairn_status cairn__store_connect_here(const struct cairn__store_door *door, int port, double timeout,
                                        cairn_store **out);
 
-/* Before leaving a TCP store: returns once the server has closed this connection, or after timeout seconds. A later
- * connection to its port cannot reach this server if the end was seen. Afterwards s can only be destroyed. */
+/* To be called before leaving a TCP store. Returns once the server has closed this connection, or after timeout
+ * seconds. If the end was seen, no later connection to the server's port can reach this server. Afterwards s can only
+ * be destroyed. */
 void cairn__store_wait_end(cairn_store *s, double timeout);
 
 #endif

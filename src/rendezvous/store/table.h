@@ -24,18 +24,18 @@ struct cairn__table {
     uint64_t deletions; /* number of deletions: keys seen before may be missing */
 };
 
-/* Frees all entries; the table is then empty, and its counters go on. */
+/* Frees all entries; the table is then empty, and its counters continue. */
 void cairn__table_clear(struct cairn__table *t);
 
 /* False if the key is missing. *value stays valid until the next change. */
 bool cairn__table_get(const struct cairn__table *t, struct cairn__blob key, struct cairn__blob *value);
 
-/* key and value are copied and must not lie in the table itself. Errors, which leave the table unchanged:
- * CAIRN_EINVAL beyond a limit of wire.h, or for add to a value that is not a number; CAIRN_ENOMEM. */
+/* Copies key and value, which must not lie in the table itself. Errors, which leave the table unchanged: CAIRN_EINVAL
+ * beyond a limit of wire.h, or for add to a value that is not a number; CAIRN_ENOMEM. */
 cairn_status cairn__table_set(struct cairn__table *t, struct cairn__blob key, struct cairn__blob value);
 cairn_status cairn__table_append(struct cairn__table *t, struct cairn__blob key, struct cairn__blob value);
 cairn_status cairn__table_add(struct cairn__table *t, struct cairn__blob key, int64_t delta, int64_t *sum);
-/* *now: the answer of a COMPARE_SET (wire.h); it points into the table or is `expected` or `desired`. */
+/* *now is the answer of a COMPARE_SET (wire.h); it points into the table or is `expected` or `desired`. */
 cairn_status cairn__table_compare_set(struct cairn__table *t, struct cairn__blob key, struct cairn__blob expected,
                                       struct cairn__blob desired, struct cairn__blob *now);
 bool cairn__table_delete(struct cairn__table *t, struct cairn__blob key);
@@ -43,7 +43,7 @@ bool cairn__table_delete(struct cairn__table *t, struct cairn__blob key);
 /* Deletes every key that does not begin with kept. */
 void cairn__table_keep(struct cairn__table *t, struct cairn__blob kept);
 
-/* Calls visit for every key, in no order; it must not change the table. */
+/* Calls visit for every key, in no particular order; visit must not change the table. */
 void cairn__table_walk(const struct cairn__table *t,
                        void (*visit)(void *cookie, struct cairn__blob key, struct cairn__blob value), void *cookie);
 

@@ -31,7 +31,7 @@ struct cairn__stream {
     uint64_t deadline; /* of the call in progress, ns of CLOCK_MONOTONIC */
     double allowance;  /* the seconds until it, for messages */
     char name[300];    /* host:port */
-    const char *key;   /* the first key of the request in progress, for messages; the caller's */
+    const char *key;   /* the first key of the request in progress, for messages; owned by the caller */
     uint8_t *request;
     size_t nbytes, capacity;
 };
@@ -43,7 +43,7 @@ struct cairn__tcp_store {
     uint8_t nonce[16];                  /* a random value, which no other client stores */
     int cancelling;                     /* awaited answers to a CANCEL_WAIT (tcp_client.c) */
     struct cairn__store_server *server; /* NULL = another process serves */
-    struct cairn__secret *secret;       /* the server's; NULL = none, or the caller's */
+    struct cairn__secret *secret;       /* of the server, owned; NULL = none, or owned by the caller */
 };
 
 /* ---- tcp_stream.c ---- */
@@ -53,8 +53,8 @@ void cairn__stream_set_deadline(struct cairn__stream *s, double seconds);
 /* Milliseconds until a deadline for poll, rounded up, at most an hour. */
 int cairn__ms_left(uint64_t deadline);
 
-/* Closes the connection and returns status. For any error in the order of bytes: replies have no header by which to
- * find it again. */
+/* Closes the connection and returns status. To be called for every error in the order of bytes: replies have no header
+ * from which the stream could resume. */
 cairn_status cairn__stream_break(struct cairn__stream *s, cairn_status status);
 void cairn__stream_free(struct cairn__stream *s);
 
@@ -64,7 +64,7 @@ cairn_status cairn__put(struct cairn__stream *s, const void *data, size_t nbytes
 cairn_status cairn__put_vector(struct cairn__stream *s, const void *data, size_t nbytes);
 cairn_status cairn__put_key(struct cairn__stream *s, const char *key); /* with torch's "/" in front */
 
-/* Errors of these, after which the stream is broken: CAIRN_EPEER the server went away, CAIRN_ETIMEOUT. */
+/* Errors of the following, after which the stream is broken: CAIRN_EPEER the server went away, CAIRN_ETIMEOUT. */
 cairn_status cairn__stream_send(struct cairn__stream *s);
 cairn_status cairn__stream_receive(struct cairn__stream *s, void *data, size_t nbytes);
 /* *value as cairn_store_get's. */
@@ -74,11 +74,11 @@ cairn_status cairn__stream_await(struct cairn__stream *s, bool *readable);
 
 /* ---- tcp_client.c ---- */
 
-/* Not connected yet. */
+/* Makes a store that is not connected yet. */
 cairn_status cairn__tcp_store_make(double timeout, struct cairn__tcp_store **out);
 
-/* A store on a connected socket, which it owns from then on (also after a failure), without a greeting: for tests
- * and fuzzers too. name: of the server, for messages. */
+/* Makes a store on a connected socket, which it owns from then on (also after a failure), without a greeting; tests and
+ * fuzzers use it, too. name: the server's, for messages. */
 cairn_status cairn__tcp_store_on(int fd, enum cairn__store_dialect dialect, const char *name, double timeout,
                                  cairn_store **out);
 

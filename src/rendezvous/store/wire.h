@@ -74,10 +74,10 @@ enum {
     STORE_MAX_KEY = 8 << 10,
     STORE_MAX_VALUE = 8 << 20,
     STORE_MAX_KEYS = 131072,      /* in one request */
-    STORE_MAX_REQUEST = 16 << 20, /* bytes of one request or one reply, a half one too */
+    STORE_MAX_REQUEST = 16 << 20, /* bytes of one request or one reply, also of an incomplete one */
     STORE_MAX_CONNECTIONS = 4096,
     STORE_MAX_TABLE = 256 << 20,   /* memory of all keys and values */
-    STORE_MAX_BUFFERS = 256 << 20, /* of all connections: what has come in part, and what is not sent yet */
+    STORE_MAX_BUFFERS = 256 << 20, /* of all connections: incomplete input, and output that is not sent yet */
 };
 
 #endif
