@@ -1,4 +1,4 @@
-/* The argument that torch.distributed.launch gives a worker: 1.x spells it --local_rank, 2.x --local-rank. */
+/* The argument that torch.distributed.launch passes to a worker: 1.x spells it --local_rank, 2.x --local-rank. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The secret that ranks get through their launcher's own channel, PMIx, which mpirun and srun --mpi=pmix have. */
+/* Gets the job's secret through PMIx, the launcher's own channel, which mpirun and srun --mpi=pmix provide. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "rendezvous/launch/launch.h"
 #include "rendezvous/pmix/channel.h"
 
-/* Ranks have the numbers that PMIx gave them. */
+/* Whether PMIx started this process and gave it the rank that it has here. */
 static bool has_pmix(const struct cairn__launch *launch) {
     const char *rank = cairn__var("PMIX_RANK");
     char *end = NULL;

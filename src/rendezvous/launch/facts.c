@@ -1,5 +1,5 @@
-/* Launch facts: the first complete set of variables gives rank and size; sets that agree with it may add the local
- * rank and size; others are named in the notes. */
+/* Reads launch facts: rank and size come from the first complete set of variables. Sets that agree with it may add the
+ * local rank and size; others are named in the notes. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -59,7 +59,7 @@ static cairn_status read_options(const struct cairn__launch_told *told, struct c
     return CAIRN_OK;
 }
 
-/* Only one of a launcher's variables for rank and size is set. */
+/* A launcher of which only one variable, rank or size, is set. */
 struct partial {
     const char *there, *missing;
 };
@@ -70,8 +70,8 @@ static bool is_partial(const struct cairn__launcher *by, struct partial *p) {
     return (rank != NULL) != (size != NULL);
 }
 
-/* No set is complete. Half a set is an error of the user's or the launcher's: each of several processes would run
- * alone as rank 0. */
+/* To be called if no set is complete. Half a set is an error of the user or the launcher: each of several processes
+ * would run alone as rank 0. */
 static cairn_status be_alone(struct cairn__launch *l) {
     struct partial p;
     for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {
@@ -133,7 +133,7 @@ struct local_names {
     const char *rank, *size;
 };
 
-/* torch's LOCAL_RANK counts beside any launcher, since scripts set it by hand. */
+/* torch's LOCAL_RANK counts beside any launcher, because scripts set it by hand. */
 static bool tells_local(const struct cairn__launcher *by, const struct cairn__launch *l) {
     return by == cairn__launchers || cairn__launcher_agrees(by, l->rank, l->size);
 }
@@ -149,7 +149,7 @@ static cairn_status read_local_size(struct cairn__launch *l, const char **name) 
         } else if (by->local_size_of) {
             const int told = by->local_size_of();
             l->local_size =
-                told <= l->size && told > l->local_rank ? told : 0; /* it may be the job's list, not the step's */
+                told <= l->size && told > l->local_rank ? told : 0; /* it may be of the job, not of the step */
         }
     }
     REQUIRE(l->local_size <= l->size, CAIRN_EINVAL,
@@ -161,7 +161,7 @@ out:
 
 /* ---- keys ---- */
 
-/* The same on every rank: the run's name, or what the ports are derived from. */
+/* The same on every rank: from the run's name, or from what the ports are derived from. */
 static cairn_status read_prefix(struct cairn__launch *l, const struct cairn__job *job) {
     const char *run = cairn__var("TORCHELASTIC_RUN_ID");
     if (!run) run = job && l->meeting.proof[0] ? job->name : "none";

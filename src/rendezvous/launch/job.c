@@ -1,5 +1,5 @@
-/* What tells one job from another that runs at the same time: its number in its launcher's variables, or else the
- * process that started its ranks. Ports and keys that are not given are derived from it, so every rank must find the
+/* Distinguishes a job from others that run at the same time: by its number in the launcher's variables, or else by the
+ * process that started its ranks. Ports and keys that are not given are derived from this, so every rank must find the
  * same. */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -26,8 +26,8 @@ static uint64_t hash_of(const char *text) {
 
 /* ---- the process that started the ranks ---- */
 
-/* The process's parent, 0 if unknown, and its start time, which tells it from an earlier process with the same
- * number. */
+/* Returns the process's parent, 0 if unknown, and its start time, which distinguishes it from an earlier process with
+ * the same number. */
 static int look_up_process(int pid, unsigned long long *start) {
     char path[64], text[1024] = "";
     int parent = 0;
@@ -61,8 +61,8 @@ static const char *find_variables(const struct cairn__launcher *by, const struct
     return first;
 }
 
-/* The process that started the ranks, which all of them find if they are on one machine: the nearest ancestor without a
- * rank in its environment. Wrappers between it and this process have this process's rank. */
+/* Finds the process that started the ranks, which is the same for all ranks if they are on one machine: the nearest
+ * ancestor without a rank in its environment. Wrappers between that process and this one have this process's rank. */
 static const char *find_process(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
                                 size_t nbytes) {
     identity[0] = '-';

@@ -1,17 +1,15 @@
 /* The launchers as data: which variables hold rank and size.
  *
- * torch's come first, since torchrun inside srun or mpirun leaves the outer launcher's variables in place, which
- * describe torchrun itself. Sources: Open MPI 4.1.4 and 5.0 "Environment variables set for MPI applications"; MPICH
- * 4.0.2 (Hydra), which Intel MPI follows; MVAPICH2 2.3; Cray PALS; Slurm 22.05 srun(1) "OUTPUT ENVIRONMENT
- * VARIABLES". */
+ * torch's come first: torchrun inside srun or mpirun leaves the outer launcher's variables in place, which describe
+ * torchrun itself. Sources: Open MPI 4.1.4 and 5.0 "Environment variables set for MPI applications"; MPICH 4.0.2
+ * (Hydra), which Intel MPI follows; MVAPICH2 2.3; Cray PALS; Slurm 22.05 srun(1) "OUTPUT ENVIRONMENT VARIABLES". */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/vars.h"
 #include "rendezvous/launch/parts.h"
 
-/* Batch scripts and interactive shells have step numbers of their own, from here on (slurm.h:
- * SLURM_MAX_NORMAL_STEP_ID). */
+/* Step numbers of batch scripts and interactive shells begin here (slurm.h: SLURM_MAX_NORMAL_STEP_ID). */
 static const unsigned long long FIRST_SPECIAL_STEP = 0xfffffff0;
 
 /* A batch script outside srun has SLURM_PROCID=0 and SLURM_NTASKS too, but it is one process. */
@@ -26,8 +24,8 @@ bool cairn__mpi_is_singleton(void) {
     return start && strcmp(start, "singleton") == 0;
 }
 
-/* PMIx gives the size through a call only. Slurm's step has it, unless it is the step of another process (of a
- * daemon). */
+/* PMIx gives the size only through a call. Slurm's variables have it, unless they describe the step of another process
+ * (of a daemon). */
 static bool is_task_of_step(void) {
     const char *rank = cairn__var("PMIX_RANK"), *task = cairn__var("SLURM_PROCID");
     return rank && task && is_in_step() && strcmp(rank, task) == 0 && !cairn__mpi_is_singleton();

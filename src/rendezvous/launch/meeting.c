@@ -1,5 +1,5 @@
-/* Where ranks meet: a host or port that is given counts; otherwise the host is derived from the launcher's
- * variables, and the ports from the job. */
+/* Where ranks meet: at the host or port that is given; otherwise the host is derived from the launcher's variables, and
+ * the ports from the job. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -46,7 +46,7 @@ static bool speaks_slurm(const struct cairn__launch *l) {
     return false;
 }
 
-/* If another launcher runs within a job of Slurm, the step is that of its daemons, which may leave out a node. */
+/* If another launcher runs within a Slurm job, the step is that of its daemons, which may lack a node. */
 static cairn_status add_slurm_host(struct cairn__meeting *m, const struct cairn__launch *l, const char **from) {
     const char *name = cairn__first_set((cairn__names){"SLURM_JOB_NODELIST", "SLURM_NODELIST"});
     if (speaks_slurm(l) && cairn__var("SLURM_STEP_NODELIST")) name = "SLURM_STEP_NODELIST";
@@ -192,7 +192,7 @@ cairn_status cairn__meeting_find(const struct cairn__launch_told *told, const st
 
 /* ---- whether it is here ---- */
 
-/* bind succeeds for this machine's addresses only. */
+/* bind succeeds only for this machine's addresses. */
 static bool is_own_address(const struct addrinfo *a) {
     const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;

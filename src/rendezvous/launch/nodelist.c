@@ -27,7 +27,7 @@ struct range {
     int width;
 };
 
-/* At "3" or "01-03" in a set; moves *at behind it. */
+/* Reads "3" or "01-03" in a set; moves *at past it. */
 static bool read_range(const char **at, struct range *r) {
     int width = 0;
     if (!read_number(at, &r->first, &r->width)) return false;
@@ -40,7 +40,7 @@ static bool read_range(const char **at, struct range *r) {
     return r->count > 0 && (**at == ',' || **at == ']');
 }
 
-/* The count of numbers in the set at *at, which is behind its "["; moves *at behind the "]". 0 if malformed. */
+/* The count of numbers in the set at *at, which is after its "["; moves *at past the "]". 0 if malformed. */
 static int64_t count_set(const char **at) {
     int64_t count = 0;
     for (struct range r;; ++*at) {
@@ -52,7 +52,7 @@ static int64_t count_set(const char **at) {
     return count;
 }
 
-/* The index-th number of the set at `at`, which is behind its "[". */
+/* The index-th number of the set at `at`, which is after its "[". */
 static struct range find_in_set(const char *at, int64_t index) {
     struct range r;
     for (; read_range(&at, &r) && index >= r.count; at++) index -= r.count;

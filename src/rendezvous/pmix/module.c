@@ -1,9 +1,9 @@
 /* PMIx in this process: rank 0 puts a job's secret there, and the launcher's daemons give it to the other ranks.
  *
- * PMIx is opened once and closed when the process ends: Open MPI and Slurm take a rank that closes it as one that is
- * over, and MPI_Init would fail after that. PMIx counts who opens it, so that MPI may do so before or after. A launcher
- * that is stopped or gone can hold PMIx_Init for ever, which has no time limit; so a thread calls it, and what waits
- * for that thread gives up on it. */
+ * PMIx is opened once and closed when the process ends: Open MPI and Slurm consider a rank that closes it finished, and
+ * MPI_Init would fail after that. PMIx counts how often it is opened, so MPI may open it before or after. PMIx_Init has
+ * no time limit and never returns if the launcher is stopped or gone; so a thread calls it, and the caller that waits
+ * for the thread gives up at its deadline. */
 #include <errno.h>
 #include <math.h>
 #include <pmix.h>
@@ -31,20 +31,20 @@
 enum { NBYTES = CAIRN__PMIX_SECRET_NBYTES, PAUSE_NS = 20000000 };
 static const double MAX_SECONDS = 1e6;
 
-/* PMIx is global, and so is this. */
+/* One per process, because PMIx is global. */
 static struct {
     atomic_int times_open;
-    pid_t begun_by;          /* whose thread has called PMIx_Init; 0 = none has */
-    _Atomic pid_t opened_by; /* for which that succeeded; 0 = it did not */
-    bool closes;             /* when the process ends */
+    pid_t begun_by;          /* the process in which a thread has called PMIx_Init; 0 = none has */
+    _Atomic pid_t opened_by; /* the process in which that succeeded; 0 = it did not */
+    bool closes;             /* a handler closes PMIx when the process ends */
 } process;
 
-/* What the thread does for a caller, who may be gone before it is done. */
+/* A call that the thread serves; the caller may have given up before the thread is done. */
 struct call {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     int rank, seconds;
-    bool is_open; /* PMIx, by this process */
+    bool is_open; /* this process has opened PMIx */
     bool is_done, is_abandoned;
     pmix_status_t error;
     uint8_t secret[NBYTES];
@@ -78,12 +78,12 @@ static pmix_status_t get(const pmix_proc_t *from, const char *how, const void *v
 
 static pmix_status_t put(uint8_t *secret) {
     pmix_value_t value = {.type = PMIX_BYTE_OBJECT, .data.bo = {.bytes = (char *)secret, .size = NBYTES}};
-    const pmix_status_t error = PMIx_Put(PMIX_GLOBAL, KEY, &value); /* which copies */
+    const pmix_status_t error = PMIx_Put(PMIX_GLOBAL, KEY, &value); /* PMIx_Put copies value */
     return error == PMIX_SUCCESS ? PMIx_Commit() : error;
 }
 
-/* The server sometimes finds nothing where rank 0 has not put it yet, and does not wait: so this asks again. The caller
- * has the deadline. */
+/* The server sometimes finds nothing if rank 0 has not put the secret yet, and does not wait, so this tries again. The
+ * caller has the deadline. */
 static pmix_status_t get_from_rank_0(struct call *c, const pmix_proc_t *first, uint8_t *secret) {
     pmix_status_t error;
     while ((error = get(first, PMIX_TIMEOUT, &c->seconds, PMIX_INT, secret)) == PMIX_ERR_NOT_FOUND && !is_given_up(c))
@@ -91,7 +91,7 @@ static pmix_status_t get_from_rank_0(struct call *c, const pmix_proc_t *first, u
     return error;
 }
 
-/* Rank 0 has put one already where it makes its second environment. */
+/* Rank 0 has put a secret already if this is its second environment. */
 static pmix_status_t share(struct call *c, const pmix_proc_t *me, uint8_t *secret) {
     const bool yes = true;
     pmix_proc_t first;
@@ -109,7 +109,7 @@ static void free_call(struct call *c) {
     cairn__free(c);
 }
 
-/* True if the caller is gone. */
+/* Returns true if the caller has given up. */
 static bool note(struct call *c, bool is_open, bool is_done, pmix_status_t error) {
     pthread_mutex_lock(&c->mutex);
     c->is_open = is_open;
@@ -137,7 +137,7 @@ static void *run(void *arg) {
 
 /* ---- the caller ---- */
 
-/* mpirun takes a rank that ends and leaves PMIx open as one that failed. */
+/* mpirun considers a rank that ends without closing PMIx failed. */
 static void close_pmix(int exit_code, void *unused) {
     (void)exit_code, (void)unused;
     if (process.opened_by != getpid()) return;
@@ -183,7 +183,7 @@ static cairn_status start(struct call *c) {
     return CAIRN_OK;
 }
 
-/* What the thread has, or what is wrong; with the call's mutex held. */
+/* Returns the result of the thread, or fails with what is wrong. To be called with the call's mutex held. */
 static cairn_status judge(const struct call *c, double timeout) {
     REQUIRE(c->is_open || c->is_done, CAIRN_ETIMEOUT,
             "the launcher's PMIx server did not answer within %g s; is mpirun or slurmstepd stopped? " INSTEAD,

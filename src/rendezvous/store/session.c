@@ -1,13 +1,14 @@
-/* A request is measured field by field as it arrives, by the pattern of its op, and never from its beginning again; a
- * request beyond a limit ends the session before its bytes have arrived. A complete request is run directly out of the
- * piece that it arrived in; only the rest of a piece is copied.
+/* A request is measured field by field as it arrives, by the pattern of its op, and never again from its beginning; a
+ * request beyond a limit ends the session before all its bytes have arrived. A complete request is run directly from
+ * the piece in which it arrived; only the rest of a piece is copied.
  *
  * A session awaits one key at a time, the first missing one of its WAIT. Writing a key wakes only the sessions that
- * await it, so n ranks that wait for n keys look up n * n keys in all, and not as many for every write. (After a
+ * await it, so n ranks that wait for n keys cause n * n lookups in all, not that many for every write. (After a
  * deletion a WAIT looks up all of its keys again.)
  *
  * Requests behind a WAIT are queued until it is answered, except CANCEL_WAIT. In the old dialect a request cancels the
- * WAIT before it: such a client has no other way to cancel, and would take the late answer for another request's. */
+ * WAIT before it: clients of that dialect have no other way to cancel, and would take the late answer for that of
+ * another request. */
 #include "rendezvous/store/session.h"
 
 #include <stdarg.h>
@@ -25,15 +26,15 @@ enum {
     NO_OP = UINT8_MAX,
 };
 
-/* A complete request that is run: reading its fields cannot fail. */
+/* A complete request, ready to run: reading its fields cannot fail. */
 struct call {
     struct cairn__sessions *all;
     struct cairn__session *s;
     const uint8_t *at, *end;
 };
 
-/* fields: k key, v value, 4 and 8 bytes, n how often the fields behind it repeat.
- * run: false if the session has to end, with the reason in cairn_last_error. */
+/* fields: k key, v value, 4 and 8 bytes, n how often the fields after it repeat. run returns false if the session has
+ * to end, with the reason in cairn_last_error. */
 struct op {
     const char *fields;
     bool (*run)(struct call *c);
@@ -43,7 +44,7 @@ struct cairn__dialect {
     const struct op *ops;
     size_t num_ops;
     uint8_t cancel;
-    bool missing_ends;   /* GET of a missing key */
+    bool missing_ends;   /* GET of a missing key ends the session */
     bool asking_cancels; /* a request cancels the WAIT before it */
 };
 
@@ -202,7 +203,7 @@ static bool look_further(struct cairn__sessions *all, struct cairn__session *s) 
 
 enum whom { ALL, ALL_BUT_BARRIERS };
 
-/* After key may have been written. */
+/* Wakes the sessions that await key, if it is present. */
 static void wake(struct cairn__sessions *all, struct cairn__blob key, enum whom whom) {
     struct cairn__link *head = bucket_of(all, key);
     if (is_alone(head) || !is_present(all, key)) return;
@@ -220,7 +221,7 @@ static void wake(struct cairn__sessions *all, struct cairn__blob key, enum whom 
     }
 }
 
-/* Copies the rest of the call, its keys, for the wait. */
+/* Copies the rest of the call, which is its keys, for the wait. */
 static bool begin_waiting(struct call *c, bool barrier) {
     struct cairn__session *s = c->s;
     if (put(c->all, &s->wait.keys, c->at, (size_t)(c->end - c->at)) != CAIRN_OK) return false;
@@ -265,7 +266,7 @@ static bool on_add(struct call *c) {
     return true;
 }
 
-/* False for a missing key in a dialect that cannot answer so. */
+/* False for a missing key if the dialect has no answer for that. */
 static bool look_up(struct call *c, struct cairn__blob key, struct cairn__blob *value) {
     *value = (struct cairn__blob){NULL, 0};
     if (cairn__table_get(&c->all->table, key, value) || !c->s->dialect->missing_ends) return true;
@@ -298,7 +299,7 @@ static bool on_wait(struct call *c) {
     return true;
 }
 
-/* The first n - 1 callers wait for the n-th; as in torch, ADD on the same key counts too. */
+/* The first n - 1 callers wait for the n-th; as in torch, ADD on the same key counts, too. */
 static bool on_barrier(struct call *c) {
     const uint8_t *begin = c->at;
     const struct cairn__blob key = next_blob(c);
@@ -317,7 +318,7 @@ static bool on_barrier(struct call *c) {
     return true;
 }
 
-/* Also without a WAIT before it, which torch's server answers in the same way. */
+/* Answers even if there is no WAIT before it, as torch's server does. */
 static bool on_cancel_wait(struct call *c) {
     stop_waiting(c->all, c->s);
     reply_u8(c, STORE_WAIT_CANCELED);
@@ -340,7 +341,7 @@ static bool is_too_long(uint64_t nbytes) {
     return true;
 }
 
-/* All or nothing: the memory that it needs is added up first. */
+/* All or nothing: first adds up the memory that the reply needs. */
 static bool on_multi_get(struct call *c) {
     struct call again = *c;
     const uint64_t count = next_u64(c);
@@ -453,7 +454,7 @@ static size_t left(const struct view *v) {
     return (size_t)(v->end - v->at);
 }
 
-/* False while there are too few bytes to choose. */
+/* False while there are too few bytes to decide. */
 static bool find_dialect(struct cairn__session *s, struct view *v) {
     static const uint32_t magic = STORE_MAGIC;
     uint8_t mark[1 + sizeof(magic)] = {STORE_VALIDATE};
@@ -468,7 +469,7 @@ static bool find_dialect(struct cairn__session *s, struct view *v) {
     return s->dialect != NULL;
 }
 
-/* By an op number that older versions do not have. Its APPEND has the number of their DELETE_KEY, so a session is of
+/* Whether only 2.1 has this op number. APPEND of 2.1 has the number of DELETE_KEY in older versions, so a session is of
  * 2.1 once it has used another such number. */
 static bool is_of_2_1(uint8_t number) {
     return number >= STORE_2_1_DELETE_KEY && number <= STORE_2_1_CANCEL_WAIT && number != STORE_OLD_DELETE_KEY;
@@ -502,7 +503,7 @@ static enum verdict measure_field(struct cairn__session *s, const struct view *v
     return (size_t)(v->end - at) < *nbytes ? PARTIAL : WHOLE;
 }
 
-/* Continues where it stopped. WHOLE: measured.nbytes is the request's size. */
+/* Continues where the last call stopped. WHOLE: measured.nbytes is the request's size. */
 static enum verdict measure(struct cairn__session *s, const struct view *v, const struct op *op) {
     if (!s->measured.field) {
         s->measured.field = op->fields;
@@ -529,13 +530,13 @@ static enum verdict measure(struct cairn__session *s, const struct view *v, cons
 
 /* ---- what a guest may not do ---- */
 
-/* Names of keys as they are on the wire, torch's "/" in front. */
+/* Keys are as on the wire, with torch's "/" in front. */
 static bool is_cairns(const uint8_t *key, uint64_t nbytes) {
     static const char prefix[] = "/cairn";
     return nbytes >= sizeof(prefix) - 1 && memcmp(key, prefix, sizeof(prefix) - 1) == 0;
 }
 
-/* Whether a complete request, behind its number, names a key of Cairn's. */
+/* Whether a complete request, starting after its number, names a key of Cairn's. */
 static bool names_cairns(const uint8_t *at, const char *fields) {
     uint64_t rounds = 1;
     if (*fields == 'n') {
@@ -593,7 +594,7 @@ static bool run_one(struct cairn__sessions *all, struct cairn__session *s, struc
     return true;
 }
 
-/* A session that may do all proves itself nevertheless if its client begins so. */
+/* A client that already has full trust may prove itself, too, by beginning with a proof. */
 static bool is_proving(const struct cairn__sessions *all, const struct cairn__session *s, const struct view *v) {
     const bool is_begun = s->proof.nbytes > 0 || s->proof.state == CAIRN__PROOF_ANSWERED;
     const bool is_first = !s->dialect && pending(&s->in) == 0 && s->proof.state == CAIRN__PROOF_BEGINS;

@@ -1,4 +1,4 @@
-/* The interface of all kinds of store: arguments are checked here, once. */
+/* The front of all kinds of store: it checks arguments, once. */
 #include "rendezvous/store/store.h"
 
 #include <string.h>
@@ -52,7 +52,7 @@ out:
     return st;
 }
 
-/* Together they make one request of a TCP store. */
+/* All keys of a call form one request of a TCP store, which has a limit. */
 static cairn_status check_keys(const cairn_store *s, const char *const *keys, size_t n) {
     cairn_status st = CAIRN_OK;
     size_t total = 0;

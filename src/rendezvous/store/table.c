@@ -1,5 +1,5 @@
-/* A balanced tree by length and bytes of the key, which no choice of keys makes slow, and a list of its entries,
- * through which it can be changed while it is walked. A value's capacity grows by doubling only under append. */
+/* A balanced tree by length and bytes of the key, which no choice of keys makes slow, and a list of its entries, so
+ * that entries can be deleted during a walk. A value's capacity grows by doubling only under append. */
 #include "rendezvous/store/table.h"
 
 #include <errno.h>

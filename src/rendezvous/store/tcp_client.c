@@ -1,9 +1,10 @@
 /* The TCP store's calls in all dialects, and what differs between PyTorch's servers:
  *
- * - GET of a missing key closes the connection at some (1.13, and USE_LIBUV=0) and is not answered at others. A key can
- *   vanish between WAIT and GET, so values are read with a COMPARE_SET that expects a random text: for a missing key
- *   that text comes back, and nothing is ever stored.
- * - WAIT cannot be cancelled at 1.13, whose late answer would be read as another's; CHECK is repeated there instead.
+ * - GET of a missing key closes the connection on some servers (1.13, and USE_LIBUV=0) and gets no answer from others.
+ *   A key can vanish between WAIT and GET, so values are read with a COMPARE_SET that expects a random text: for a
+ *   missing key that text comes back, and nothing is ever stored.
+ * - WAIT cannot be cancelled on 1.13, so its late answer would be taken for that of another request; CHECK is repeated
+ *   there instead.
  * - Some servers do not wake clients that wait for a key made by COMPARE_SET, so a WAIT is cancelled and renewed now
  *   and then.
  * - 1.13 has no APPEND: the value is read and written back under a key that serves as a lock. */
@@ -40,7 +41,7 @@ static bool is_old(const struct cairn__tcp_store *s) {
 
 /* ---- answers of one byte ---- */
 
-/* Replies of one byte have two values each; any other means that the stream is out of order. */
+/* Replies of one byte have two possible values; any other means that the stream is out of order. */
 static cairn_status receive_flag(struct cairn__tcp_store *s, uint8_t *flag) {
     cairn_status st = cairn__stream_receive(&s->stream, flag, 1);
     if (st != CAIRN_OK || *flag <= 1) return st;
@@ -49,8 +50,8 @@ static cairn_status receive_flag(struct cairn__tcp_store *s, uint8_t *flag) {
     return cairn__stream_break(&s->stream, CAIRN_EPEER);
 }
 
-/* Reads the answers to a CANCEL_WAIT that arrive before the deadline; *woken: the server had answered the WAIT
- * before it read the cancellation, so a STOP_WAITING comes first, and counts. */
+/* Reads the answers to a CANCEL_WAIT that arrive before the deadline. *woken: the server had answered the WAIT before
+ * it read the cancellation, so a STOP_WAITING comes first, and counts. */
 static cairn_status settle(struct cairn__tcp_store *s, bool *woken) {
     cairn_status st = CAIRN_OK;
     *woken = false;
@@ -67,7 +68,8 @@ out:
     return st;
 }
 
-/* The cancelled wait has ended for its caller: its answer is read only so that the next one is not taken for it. */
+/* The caller of the cancelled wait has returned; its answers are read only so that they are not taken for those of the
+ * next request. */
 static cairn_status settle_before_asking(struct cairn__tcp_store *s) {
     bool ignored = false;
     cairn_status st = CAIRN_OK;
@@ -208,7 +210,7 @@ out:
 
 /* ---- waiting ---- */
 
-/* The requests at the end of a wait share this much time beyond its deadline. */
+/* The requests at the end of a wait share this much time beyond the wait's deadline. */
 static void grant(struct cairn__tcp_store *s, uint64_t deadline) {
     s->stream.deadline = deadline + GRACE_MS * UINT64_C(1000000);
 }
@@ -245,7 +247,8 @@ static cairn_status poll_keys(struct cairn__tcp_store *s, const char *const *key
     }
 }
 
-/* One WAIT, at most until the deadline or the slice's end; then CHECK, for servers that do not wake. */
+/* Sends one WAIT, at most until the deadline or the end of the slice; then CHECK, because some servers do not wake
+ * clients. */
 static cairn_status wait_a_slice(struct cairn__tcp_store *s, const char *const *keys, size_t n, uint64_t deadline,
                                  bool *present) {
     uint8_t answer = 0;
@@ -261,7 +264,7 @@ static cairn_status wait_a_slice(struct cairn__tcp_store *s, const char *const *
         *present = answer == STORE_STOP_WAITING;
         return CAIRN_OK;
     }
-    /* A slow server keeps its connection: its answer is read before the next request. */
+    /* A slow server keeps its connection: the next request reads its answer first. */
     TRY(begin(s, STORE_CANCEL_WAIT, NULL));
     TRY(cairn__stream_send(&s->stream));
     s->cancelling = FIRST_ANSWER;
@@ -271,7 +274,8 @@ out:
     return st;
 }
 
-/* Names the first missing key, which lies in [there, n): the first `there` keys are present, the first `n` are not. */
+/* Names the first missing key, which is in [there, n): the first `there` keys are present, the first `n` are not
+ * all. */
 static cairn_status fail_missing(struct cairn__tcp_store *s, const char *const *keys, size_t n) {
     size_t there = 0;
     bool answered = true;
@@ -375,7 +379,7 @@ out:
     return st;
 }
 
-/* COMPARE_SET cannot tell whose equal bytes it found, so appending clients take a lock. */
+/* COMPARE_SET cannot tell which client's equal bytes it found, so clients take a lock to append. */
 static cairn_status append_by_turns(struct cairn__tcp_store *s, const char *key, const void *value, size_t nbytes) {
     bool done = false;
     const uint64_t deadline = s->stream.deadline;

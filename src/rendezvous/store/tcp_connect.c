@@ -33,10 +33,11 @@
 
 enum { FIRST_PAUSE_MS = 10, LAST_PAUSE_MS = 1000, LAST_COUNT_PAUSE_MS = 100, MAX_KEYS = 1 << 30 };
 
-/* Seconds for a step, doubled every round. Of several places none may use up the time of the others. */
+/* Seconds for a step, doubled every round. With several places the first step is short, so that none of them uses up
+ * the time of the others. */
 static const double FIRST_PATIENCE = 2.0, FIRST_OF_MANY = 0.25, LAST_PATIENCE = 30.0;
 
-/* In order of how much they tell. */
+/* In increasing order of what they tell the user. */
 enum outcome { NOTHING, NO_HOST, NOT_YET, NO_CONNECTION, SILENCE, HUNG_UP, NO_STORE, NOT_OURS, JOINED };
 
 struct finding {
@@ -51,11 +52,11 @@ enum { COUNTS = 4, WATCH_KEY = 7, WATCHED = 3 };
 struct search {
     struct cairn__tcp_store *s;
     const struct cairn__store_places *places;
-    struct finding *findings; /* one a place */
+    struct finding *findings; /* [places] */
     uint64_t deadline;
     double patience;
     bool greetings[NUM_GREETINGS];
-    bool told; /* CAIRN_STORE_DIALECT gives the dialect */
+    bool told; /* CAIRN_STORE_DIALECT sets the dialect */
     enum cairn__store_dialect dialect;
 };
 
@@ -66,8 +67,8 @@ static void set_step(struct search *w) {
     cairn__stream_set_deadline(&w->s->stream, left < w->patience ? left : w->patience);
 }
 
-/* The kernel may give a port without a listener to the very socket that connects to it, which is then connected to
- * itself. */
+/* Whether the socket is connected to itself: the kernel may give a port without a listener to the very socket that
+ * connects to that port. */
 static bool is_itself(int fd) {
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t nhere = sizeof(here), nthere = sizeof(there);
@@ -76,7 +77,7 @@ static bool is_itself(int fd) {
            memcmp(&here, &there, nhere) == 0;
 }
 
-/* -1 with errno. */
+/* Returns a connected socket, or -1 with errno. */
 static int dial(const struct addrinfo *a, uint64_t deadline) {
     int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
     if (fd < 0) return -1;
@@ -101,7 +102,7 @@ static int dial(const struct addrinfo *a, uint64_t deadline) {
     return -1;
 }
 
-/* Reads until there are `want` bytes, the connection ends, or the step is over; *hung_up: it ended. */
+/* Reads until there are `want` bytes, the connection ends, or the time of the step is over. *hung_up: it ended. */
 static size_t collect(struct cairn__stream *s, uint8_t *bytes, size_t want, bool *hung_up) {
     size_t nbytes = 0;
     bool readable = true;
@@ -115,7 +116,7 @@ static size_t collect(struct cairn__stream *s, uint8_t *bytes, size_t want, bool
     return nbytes;
 }
 
-/* NOTHING: proven, the connection goes on. */
+/* Returns NOTHING if both ends are proven and the greeting can continue. */
 static enum outcome prove(struct search *w, int port, struct finding *f) {
     struct cairn__stream *s = &w->s->stream;
     struct cairn__proof p;
@@ -198,7 +199,7 @@ static enum outcome ask_dialect(struct search *w, struct finding *f) {
     return describe_nothing(hung_up || s->fd < 0, f->text, sizeof(f->text));
 }
 
-/* JOINED: greeted, and the dialect is known. */
+/* Returns JOINED if the server answered and the dialect is known. */
 static enum outcome greet(struct search *w, const struct addrinfo *a, enum greeting greeting, struct finding *f) {
     struct cairn__stream *s = &w->s->stream;
     uint8_t reply[sizeof(int64_t) * COUNTS] = {0};
@@ -228,7 +229,7 @@ static enum outcome greet(struct search *w, const struct addrinfo *a, enum greet
 
 /* ---- one address ---- */
 
-/* A server of this machine that another user runs is not the job's, whatever it answers. */
+/* A server that another user runs on this machine is not the job's, whatever it answers. */
 static bool is_trusted(const struct search *w, struct finding *f) {
     char who[64];
     unsigned uid = 0;
@@ -252,7 +253,7 @@ static bool has_proof(struct search *w, struct finding *f) {
     return false;
 }
 
-/* A rank 0 of torch that hosts the store counts its clients in this key, which has no "/". */
+/* torch's rank 0 that hosts the store counts its clients in this key, which has no "/". */
 static cairn_status add_clients(struct cairn__tcp_store *store, int64_t delta, double seconds, int64_t *joined) {
     struct cairn__stream *s = &store->stream;
     cairn_status st = CAIRN_OK;
@@ -297,7 +298,7 @@ static void name_place(const struct cairn__store_places *p, int place, char *nam
     snprintf(name, nbytes, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, p->ports[place % p->num_ports]);
 }
 
-/* NULL with the reason in f. */
+/* On failure returns NULL, with the reason in f. */
 static struct addrinfo *resolve(const struct cairn__store_places *p, int place, struct finding *f) {
     char service[16];
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list = NULL;
@@ -319,7 +320,7 @@ static bool try_place(struct search *w, int place) {
         if (f.outcome >= found.outcome) found = f;
     }
     if (list) freeaddrinfo(list);
-    /* An outcome that the deadline cut off tells less than an earlier one. */
+    /* An outcome that was cut off by the deadline tells less than an earlier one. */
     struct finding *kept = &w->findings[place];
     const bool cut_off = cairn__ms_left(w->deadline) == 0 && found.outcome <= SILENCE;
     if (!cut_off || kept->outcome == NOTHING) *kept = found;
@@ -431,7 +432,7 @@ static cairn_status connect_to(struct cairn__tcp_store *s, const struct cairn__s
     struct search w = {.s = s, .places = places};
     cairn_status st = CAIRN_OK;
     TRY(check_places(places));
-    TRY(cairn__check_descriptors(2, "a connection to the store")); /* one in passing */
+    TRY(cairn__check_descriptors(2, "a connection to the store")); /* the second one temporarily */
     TRY(choose_greetings(&w));
     TRY(cairn__calloc((size_t)num_places(places), sizeof(*w.findings), (void **)&w.findings));
     cairn__stream_set_deadline(&s->stream, timeout);
@@ -489,7 +490,7 @@ static cairn_status await_workers(struct cairn__tcp_store *s, int world_size, do
     }
 }
 
-/* What a call of cairn_tcp_store_create asks for. */
+/* The arguments of cairn_tcp_store_create. */
 struct wish {
     const char *host;
     int port, world_size;
