@@ -1,4 +1,4 @@
-/* Assembling an environment: launch facts, then the device, the tape, and last the group, where ranks wait for one
+/* Assembles an environment: launch facts, then the device, the tape, and last the group, for which ranks wait for one
  * another (meet.c). */
 #include "device/env.h"
 
@@ -56,7 +56,7 @@ out:
     return st;
 }
 
-/* "auto" means the CPU where several ranks have GPUs that no backend of this build connects. */
+/* "auto" means the CPU if several ranks have GPUs but no backend of this build connects them. */
 static cairn_status open_device(struct cairn_env *env, const struct cairn_env_options *o) {
     const bool needs_nccl = env->size > 1 && strcmp(o->device, "auto") == 0;
     cairn_status st = CAIRN_OK;
@@ -88,7 +88,7 @@ static void put_line(char *text, size_t nbytes, const char *what, const char *li
     snprintf(text + used, nbytes - used, "%s: %s\n", what, line);
 }
 
-/* The lines known before the ranks meet, which are in the log even if that hangs. */
+/* Writes the lines that are known before the ranks meet, so that they are in the log even if the meeting hangs. */
 static cairn_status describe(struct cairn_env *env, const struct cairn__launch *launch,
                              const struct cairn_env_options *o) {
     cairn_status st = CAIRN_OK;
@@ -111,13 +111,13 @@ static void log_lines(cairn_log_level level, const char *text) {
     }
 }
 
-/* Replicas of a model are part of a rank that has said so. */
+/* Replicas of a model belong to a rank that has already logged its facts. */
 static bool says_facts(const struct cairn_env *env) {
     return env->rank == 0 && !cairn__trace_is_of_a_replica();
 }
 
-/* A process that trains alone by mistake (no srun in a batch script, WORLD_SIZE=1 in a shell that calls mpirun) says
- * so. */
+/* With one rank also logs the notes, for a process that trains alone by mistake (no srun in a batch script,
+ * WORLD_SIZE=1 in a shell that calls mpirun). */
 static void log_facts(const struct cairn_env *env, const struct cairn__launch *launch) {
     if (!says_facts(env)) return;
     log_lines(CAIRN_LOG_INFO, env->description);
@@ -135,7 +135,7 @@ static void describe_group(struct cairn_env *env, int port) {
 
 /* ---- creation ---- */
 
-/* Warns once a thread. */
+/* Warns once per thread. */
 static void keep_subnormals(void) {
     if (!cairn__keep_subnormals()) return;
     cairn__log(CAIRN_LOG_WARNING,
@@ -165,7 +165,7 @@ cairn_status cairn__env_create_at(const struct cairn__launch *launch, const stru
     TRY(cairn__tape_create(env));
     TRY(describe(env, launch, &o));
     log_facts(env, launch);
-    cairn__observe_begin(env); /* before the ranks meet: when one ends, all have begun */
+    cairn__observe_begin(env); /* before the ranks meet: when one of them ends, all have begun to observe */
     TRY(cairn__env_meet(env, launch, &o, &port));
     describe_group(env, port);
     *out = env;
@@ -175,7 +175,7 @@ out:
     return st;
 }
 
-/* Before anything can fail, so that every failure is recorded. */
+/* Called before anything can fail, so that every failure is recorded. */
 static void install_error_file(const struct cairn_env_options *options) {
     struct cairn_env_options o = {.struct_size = sizeof(o)};
     const bool is_read = cairn__options_read(&o, sizeof(o), options, "cairn_env_options") == CAIRN_OK;
@@ -185,7 +185,7 @@ static void install_error_file(const struct cairn_env_options *options) {
 /* 1 + cairn__forks() of the process that has been the launcher's rank; 0 = none has. */
 static atomic_uint joined;
 
-/* A child inherits the variables that say which rank its parent is. */
+/* Refuses a child of a rank's process, which inherits the variables that give its parent's rank. */
 static cairn_status check_forks(const struct cairn__launch *launch) {
     const unsigned by = atomic_load(&joined);
     REQUIRE(by == 0 || by == 1 + cairn__forks(), CAIRN_ESTATE,
@@ -199,7 +199,7 @@ void cairn__env_is_rank_of_its_own(void) {
     atomic_store(&joined, 0);
 }
 
-/* A thread of cairn_spawn_threads, unless the program gives its rank itself. */
+/* Takes the rank of a thread of cairn_spawn_threads, unless the program gives a rank itself. */
 static cairn_status take_place(struct cairn_env_options *o, struct cairn__launch *launch, bool *is_taken) {
     const struct cairn__launch *place = NULL;
     cairn_store *store = NULL;

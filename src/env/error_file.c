@@ -1,8 +1,8 @@
-/* The error file. One writer a process: the first of exit() and signals takes `state` and keeps it. From there on all
- * is async-signal-safe: the path is formed and backtrace(3) loads its library on installation, text goes through a
- * small buffer to write(2), and the complete file is renamed into place.
+/* The error file. A process writes it once: the first of exit() and signals takes `state` and keeps it. From then on
+ * all code is async-signal-safe: the path is formed and backtrace(3) loads its library at installation, text goes
+ * through a small buffer to write(2), and the complete file is renamed into place.
  *
- * The text is plain ASCII, since torch's agent fails on a file that it cannot decode or parse. */
+ * The text is plain ASCII, because torch's agent fails on a file that it cannot decode or parse. */
 #include "env/error_file.h"
 
 #include <dlfcn.h>
@@ -35,18 +35,18 @@ static struct {
     atomic_bool handles_exit;
     atomic_int process; /* 0 = nothing is installed; written last */
     pid_t thread;
-    const char *last_error;         /* of that thread: a handler must not be a thread_local's first access */
-    struct cairn__error_note *note; /* or NULL: path */
+    const char *last_error;         /* the thread's own; a handler must not be the first to access a thread_local */
+    struct cairn__error_note *note; /* NULL: the failure is written to path */
     char path[PATH_MAX], temporary[PATH_MAX];
 } record;
 
-static char stack[STACK_NBYTES]; /* for a stack that has overflowed */
+static char stack[STACK_NBYTES]; /* signal stack, for a stack that has overflowed */
 
 /* ---- text ---- */
 
 struct text {
     int fd;
-    char *memory; /* where there is no fd: to be filled up to its last byte, a NUL that stays */
+    char *memory; /* used if there is no fd: filled up to its last byte, which stays NUL */
     size_t memory_left;
     bool json, failed;
     size_t used;
@@ -110,7 +110,7 @@ static void put_escaped(struct text *t, uint32_t c) {
     }
 }
 
-/* Text of a string of the JSON, or as it is. */
+/* Writes a string, escaped if the text is JSON. */
 static void put(struct text *t, const char *s) {
     if (!t->json) {
         put_raw(t, s);
@@ -123,9 +123,9 @@ static void put(struct text *t, const char *s) {
 
 struct failure {
     int status, signal;      /* one of them is 0 */
-    const char *kind, *what; /* "EINVAL" and the last error; "" = there was none */
-    const void *address;     /* of a fault, or NULL */
-    bool is_consequence;     /* of another rank's end */
+    const char *kind, *what; /* "EINVAL" and the last error; "" if there was none */
+    const void *address;     /* of a fault; else NULL */
+    bool is_consequence;     /* the failure follows from another rank's end */
 };
 
 static void put_code(struct text *t, const struct failure *f) {
@@ -140,7 +140,7 @@ static void put_last_error(struct text *t, const struct failure *f) {
     put(t, f->what);
 }
 
-/* The failure in a line. */
+/* Writes the failure in one line. */
 static void put_message(struct text *t, const struct failure *f) {
     if (f->signal) {
         const char *name = sigabbrev_np(f->signal), *meaning = sigdescr_np(f->signal);
@@ -177,7 +177,7 @@ static void put_backtrace(struct text *t) {
     }
 }
 
-/* Shown by the launcher in place of a call stack. */
+/* Writes what the launcher shows in place of a call stack. */
 static void put_details(struct text *t, const struct failure *f) {
     put_message(t, f);
     if (!f->signal && f->what[0]) {
@@ -192,8 +192,8 @@ static void put_details(struct text *t, const struct failure *f) {
     if (f->signal) put_backtrace(t);
 }
 
-/* Whole seconds, by which torch's agent finds the first failure. A failure that is a consequence of another rank's
- * rounds up, so that the other is first within the same second too. */
+/* torch's agent finds the first failure by timestamps in whole seconds. The timestamp of a failure that is a
+ * consequence of another rank's is rounded up, so that the other failure is first within the same second, too. */
 static void put_json(struct text *t, const struct failure *f) {
     put_raw(t, "{\"message\": {\"message\": \"");
     put_message(t, f);
@@ -206,7 +206,7 @@ static void put_json(struct text *t, const struct failure *f) {
 
 /* ---- writing ---- */
 
-/* Keeps a file that the program wrote itself. False: failed, with errno. */
+/* Keeps a file that the program wrote itself. Returns false with errno on failure. */
 static bool move_into_place(void) {
     if (renameat2(AT_FDCWD, record.temporary, AT_FDCWD, record.path, RENAME_NOREPLACE) == 0 || errno == EEXIST) {
         (void)unlink(record.temporary);
@@ -219,7 +219,7 @@ static bool move_into_place(void) {
 
 static bool write_file(const struct failure *f) {
     struct text t = {.json = true};
-    (void)unlink(record.temporary); /* of a process with this number that was killed, or another user's trap */
+    (void)unlink(record.temporary); /* left by a killed process with this number, or placed by another user */
     t.fd = open(record.temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (t.fd < 0) return false;
     put_json(&t, f);
@@ -233,7 +233,7 @@ static bool write_file(const struct failure *f) {
     return false;
 }
 
-/* To the parent's memory, or to the file. */
+/* Writes to the parent's memory, or to the file. */
 static bool write_failure(const struct failure *f) {
     struct cairn__error_note *note = record.note;
     if (!note) return write_file(f);
@@ -279,13 +279,13 @@ static void at_exit(int status, void *unused) {
 
 /* ---- signals ---- */
 
-/* Where two threads fault at once, the second would end the process while the first writes. */
+/* If two threads fault at once, the second would end the process while the first still writes; so it waits. */
 static void wait_for_writer(void) {
     const struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
     for (int i = 0; i < 200 && is_mine() && atomic_load(&record.state) == WRITING; i++) (void)nanosleep(&moment, NULL);
 }
 
-/* The default action follows when this returns. */
+/* Restores the default action, which follows when this returns. */
 static void on_signal(int signal, siginfo_t *info, void *context) {
     (void)context;
     static const char nothing[] = "";
@@ -303,7 +303,7 @@ static void on_signal(int signal, siginfo_t *info, void *context) {
     }
     struct sigaction usual = {.sa_handler = SIG_DFL};
     (void)sigaction(signal, &usual, NULL);
-    (void)raise(signal); /* for a signal that was sent, which would not recur */
+    (void)raise(signal); /* a signal that was sent does not recur by itself */
 }
 
 static void handle_signals(void) {
@@ -324,8 +324,8 @@ static void handle_signals(void) {
 
 /* ---- installing ---- */
 
-/* A relative path is relative to the folder at installation. The temporary file has a short name of its own, since the
- * file's name may have the maximum length. */
+/* A relative path is relative to the working folder at installation. The temporary file has a short name of its own,
+ * because the file's name may have the maximum length. */
 static bool set_path(const char *path) {
     char folder[PATH_MAX] = "";
     if (path[0] != '/' && !getcwd(folder, sizeof(folder))) return false;

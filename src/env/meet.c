@@ -1,5 +1,5 @@
-/* Where the ranks of an environment meet: in a TCP store that the launcher or rank 0 serves, in a file, or in the
- * program's own store. Unless the group keeps the store, it ends once the group is created. */
+/* How the ranks of an environment meet: in a TCP store that the launcher or rank 0 serves, in a file, or in the
+ * program's own store. Unless the group keeps the store, the store ends once the group is created. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,20 +16,20 @@
 #include "rendezvous/store/store.h"
 
 struct cairn__kept_store {
-    cairn_store *store;           /* NULL = the program's own */
+    cairn_store *store;           /* NULL = the program's own store is used */
     struct cairn__served *served; /* NULL = another process serves it */
 };
 
-/* One meeting. */
+/* One environment's meeting. */
 struct meeting {
     struct cairn_env *env;
     const struct cairn__launch *launch;
     const struct cairn_env_options *options;
-    struct cairn__kept_store *met; /* the environment's */
-    int64_t number;                /* of this environment, among those that met in this store */
+    struct cairn__kept_store *met; /* owned by the environment */
+    int64_t number;                /* of this environment, among those of this rank that met in this store */
 };
 
-/* Several environments of one launch meet under different keys: the n-th of each rank belong together. */
+/* Several environments of one launch meet under different keys: the n-th environments of all ranks belong together. */
 static cairn_status join(struct meeting *m, cairn_store *store) {
     const struct cairn__launch *launch = m->launch;
     cairn_status st = CAIRN_OK;
@@ -65,16 +65,16 @@ out:
 
 /* ---- a TCP store ---- */
 
-/* Adds to a timeout that the host given is not an address of rank 0's machine. That alone is no error: a proxy may
- * forward connections. */
+/* Adds to the error of a timeout that the given host is not an address of rank 0's machine. That alone is no error: a
+ * proxy may forward connections. */
 static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) {
     if (st != CAIRN_ETIMEOUT || m->guessed_host || m->num_hosts != 1 || cairn__host_is_here(m->hosts[0])) return st;
     return cairn__fail(st, "%s '%s' (%s) is not an address of rank 0's machine.", cairn_last_error(), m->hosts[0],
                        m->from);
 }
 
-/* The secret by which ranks on other machines prove themselves: a file's, or the launcher's. torch's launchers host a
- * store that knows none. */
+/* Finds the secret by which ranks on other machines prove themselves: from a file, or from the launcher. Stores of
+ * torch's launchers know no secret. */
 static cairn_status find_secret(const struct cairn__launch *launch, double timeout, struct cairn__secret **secret) {
     const bool is_torchs = launch->meeting.agent_store && !cairn__var("CAIRN_STORE_HAS_SECRET");
     const bool is_needed = !is_torchs && cairn__launch_has_others(launch) && !cairn__store_is_open();
@@ -106,7 +106,7 @@ static cairn_status find_store(struct meeting *m, int *port) {
     if (m->launch->rank == 0 && !place->agent_store) {
         TRY(cairn__served_share(m->launch, &secret, &m->met->served));
         TRY(cairn__served_connect(m->met->served, timeout, &m->met->store));
-        if (place->proof[0]) TRY(cairn_store_set(m->met->store, place->proof, "", 0)); /* by which others know it */
+        if (place->proof[0]) TRY(cairn_store_set(m->met->store, place->proof, "", 0)); /* how others recognise it */
     } else {
         const char *hosts[CAIRN__MAX_HOSTS];
         for (int i = 0; i < place->num_hosts; i++) hosts[i] = place->hosts[i];
@@ -124,8 +124,8 @@ out:
     return st;
 }
 
-/* The rank that serves ends the store; the others wait for that, or their next environment would meet in this one's
- * store. An environment that was not the first to meet there is in a store that another keeps. */
+/* The rank that serves the store ends it; the other ranks wait for that, because otherwise their next environment would
+ * meet in this one's store. They do not wait if another environment met in this store before and keeps it. */
 static cairn_status meet_by_tcp(struct meeting *m, int *port) {
     cairn_status st = CAIRN_OK;
     TRY(find_store(m, port));
@@ -156,10 +156,10 @@ cairn_status cairn__env_file_path(const char *init_method, const char **path) {
 
 /* ---- the call ---- */
 
-enum { MAX_RANKS = 1000 /* or more than any group: its making says so */ };
+enum { MAX_RANKS = 1000 /* larger numbers are refused when the group is created */ };
 
-/* What every backend needs: the store, a socket at which ranks find each other, another in passing, and a connection to
- * each; and rank 0 the store's own, with a connection of each rank. */
+/* Every backend needs descriptors for: the store, a socket at which ranks find each other, a temporary one, and a
+ * connection to each rank. Rank 0 also needs the store's own, and a connection from each rank. */
 static cairn_status check_descriptors(const struct meeting *m, bool is_tcp) {
     const int size = m->launch->size, others = size <= MAX_RANKS ? size - 1 : 0;
     const bool serves = is_tcp && m->launch->rank == 0 && !m->launch->meeting.agent_store;

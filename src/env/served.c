@@ -19,15 +19,15 @@ struct cairn__served {
     char address[64];
     int users;
     bool stays;
-    pid_t process; /* a child of fork has its parent's list, but not the threads that serve */
+    pid_t process; /* a child of fork inherits the list, but not the threads that serve */
     int ports[CAIRN__MAX_PORTS], num_ports;
     char proof[sizeof(((struct cairn__meeting *)0)->proof)];
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the list and its entries */
 static struct cairn__served *all;
 
-/* This process's store of that meeting, or NULL. */
+/* Finds this process's store of that meeting; NULL if there is none. */
 static struct cairn__served *find(const struct cairn__meeting *m) {
     for (struct cairn__served *s = all; s; s = s->next) {
         if (s->process == getpid() && s->num_ports == m->num_ports && strcmp(s->proof, m->proof) == 0 &&
@@ -104,7 +104,7 @@ cairn_status cairn__served_connect(struct cairn__served *s, double timeout, cair
     return cairn__store_connect_here(&s->door, s->door.port, timeout, out);
 }
 
-/* Called by the server's thread once no client is connected. Frees the port before the list does. */
+/* The server's thread calls it once no client is connected. Frees the port before the list entry. */
 static bool may_end(void *ctx) {
     struct cairn__served *s = ctx;
     pthread_mutex_lock(&mutex);

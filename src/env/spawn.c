@@ -1,6 +1,7 @@
-/* Ranks as processes of one program. While they are forked this is the only thread: the store's socket listens before
- * (clients can connect to it), its thread starts after. The parent waits on a descriptor for each process, or where the
- * system has none polls every few milliseconds; it has no handler for SIGCHLD and reaps no other children. */
+/* Ranks as processes of one program. While they are forked the process has no other thread: the store's socket listens
+ * before the forks (clients can connect to it), the store's thread starts after them. The parent waits on a descriptor
+ * for each process; if the system has none, it polls every few milliseconds. It has no handler for SIGCHLD and reaps no
+ * other children. */
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
@@ -31,23 +32,23 @@
 #include "rendezvous/store/server.h"
 
 static const double DEFAULT_SHUTDOWN = 30; /* seconds, as all times here */
-static const double CAUSE_WITHIN = 1;      /* of its consequence: peers may notice a death before waitpid reports it */
+static const double CAUSE_WITHIN = 1;      /* wait for a cause: peers may notice a death before waitpid reports it */
 
 enum { LOOK_MS = 5, SETTLE_MS = 500 };
 
-/* How a rank ended, written by it into memory that it shares with the parent. */
+/* How a rank ended, written by the rank into memory that it shares with the parent. */
 struct outcome {
     struct cairn__error_note note;
-    bool has_returned; /* fn has, */
-    int code;          /* with this */
+    bool has_returned; /* fn has returned */
+    int code;          /* the value that fn returned */
 };
 
 struct rank {
     pid_t pid;
-    int pidfd;          /* or -1 */
+    int pidfd;          /* -1 = none */
     bool running, lost; /* lost: reaped by other code of the program */
-    bool was_stopped;   /* it ended after the stop */
-    int status;         /* as waitpid gives it */
+    bool was_stopped;   /* it ended after the parent stopped the ranks */
+    int status;         /* as from waitpid */
 };
 
 struct job {
@@ -59,8 +60,8 @@ struct job {
     struct outcome *outcomes; /* [size] */
     struct pollfd *polls;     /* [size], for wait_for_change */
     struct cairn__store_server *server;
-    double stop_at;    /* 0 = nothing has failed */
-    double stopped_at; /* 0 = not yet */
+    double stop_at;    /* when to stop the ranks; 0 = nothing has failed */
+    double stopped_at; /* when they were stopped; 0 = not yet */
     bool killed;
 };
 
@@ -70,7 +71,7 @@ static double now(void) {
 
 /* ---- checks ---- */
 
-/* The threads of this process but those of Cairn's pool, which handles fork; 1 where they cannot be counted. */
+/* Counts the threads of this process except those of Cairn's pool, which handles fork; 1 if they cannot be counted. */
 static int count_threads(char *name, size_t nbytes) {
     DIR *tasks = opendir("/proc/self/task");
     int count = 0;
@@ -89,7 +90,7 @@ static int count_threads(char *name, size_t nbytes) {
     return count ? count : 1;
 }
 
-/* A thread that was joined may be listed for a moment longer. */
+/* Waits a moment, because a thread that was joined may still be listed. */
 static cairn_status refuse_threads(void) {
     char name[64] = "?";
     int count = count_threads(name, sizeof(name));
@@ -126,8 +127,8 @@ static bool set_number(const char *name, int value) {
     return setenv(name, text, 1) == 0;
 }
 
-/* All that torchrun sets and that Cairn, or a program made for torchrun, may read: an outer launcher's variables
- * describe the parent, as does its error file. */
+/* Sets every variable that torchrun sets and that Cairn, or a program made for torchrun, may read, and unsets the error
+ * file: an outer launcher's values describe the parent. */
 static bool set_variables(const struct job *job, int rank, pid_t parent) {
     char run[32];
     snprintf(run, sizeof(run), "spawn-%d", (int)parent);
@@ -150,7 +151,7 @@ static _Noreturn void be_rank(struct job *job, int rank, pid_t parent) {
     if (getppid() != parent) _exit(1); /* the parent died before the line above */
     cairn__forget_failures();
     cairn__error_file_install_note(&outcome->note);
-    for (int r = 0; r < job->started; r++) { /* what the parent had opened */
+    for (int r = 0; r < job->started; r++) { /* descriptors that the parent had opened */
         if (job->ranks[r].pidfd >= 0) (void)close(job->ranks[r].pidfd);
     }
     cairn__store_stop(&job->server);
@@ -162,7 +163,7 @@ static _Noreturn void be_rank(struct job *job, int rank, pid_t parent) {
     } else {
         (void)cairn__fail_errno(errno, "rank %d's environment cannot be set", rank);
     }
-    if (code && (code & 0xff) == 0) code = 1; /* or an exit with 256 would be a success */
+    if (code && (code & 0xff) == 0) code = 1; /* else exit code 256 would count as success */
     (void)fflush(NULL);
     cairn__error_file_write(code);
     outcome->code = code & 0xff;
@@ -188,8 +189,8 @@ static cairn_status start_rank(struct job *job, int rank) {
 
 /* ---- the parent ---- */
 
-/* Signals by descriptor, which identifies the process even if a handler of the program's has reaped it and another
- * process has its number now. */
+/* Signals by descriptor, which identifies the process even if the program's own handler has reaped it and its number
+ * belongs to another process now. */
 static void signal_ranks(const struct job *job, int signal) {
     for (int i = 0; i < job->started; i++) {
         const struct rank *r = &job->ranks[i];
@@ -214,14 +215,14 @@ static bool has_failed(const struct job *job, int rank) {
     return !(WIFEXITED(r->status) && WEXITSTATUS(r->status) == 0);
 }
 
-/* Waits for it with `flags`. */
+/* Calls waitpid with `flags`. */
 static void reap(struct job *job, int rank, int flags) {
     struct rank *r = &job->ranks[rank];
     pid_t got;
     do got = waitpid(r->pid, &r->status, flags);
     while (got < 0 && errno == EINTR);
     if (got == 0) return;
-    r->lost = got < 0; /* SIGCHLD is ignored, or a handler of the program's was faster */
+    r->lost = got < 0; /* SIGCHLD is ignored, or the program's own handler was faster */
     r->was_stopped = job->stopped_at > 0;
     r->running = false;
     job->running--;
@@ -241,7 +242,7 @@ static void reap_all(struct job *job) {
     }
 }
 
-/* Until a rank may have ended, a signal arrives, or max_ms have passed; -1 = no limit. */
+/* Waits until a rank may have ended, a signal arrives, or max_ms have passed; -1 = no limit. */
 static void wait_for_change(struct job *job, int max_ms) {
     nfds_t n = 0;
     for (int r = 0; r < job->started; r++) {
@@ -252,7 +253,7 @@ static void wait_for_change(struct job *job, int max_ms) {
     (void)poll(job->polls, n, max_ms);
 }
 
-/* Stops or kills the ranks where that is due. Returns the milliseconds until it next is; -1 = never. */
+/* Stops or kills the ranks if that is due. Returns the milliseconds until the next time; -1 = never. */
 static int stop_when_due(struct job *job) {
     if (job->stop_at == 0 || job->killed) return -1;
     if (job->stopped_at == 0 && now() >= job->stop_at) {
@@ -269,8 +270,8 @@ static int stop_when_due(struct job *job) {
 
 /* ---- the report ---- */
 
-/* A rank's weight as the cause: 0 it succeeded, or was stopped; 1 it failed because another had; 2 it failed by itself.
- * Ranks that noticed a death may be reaped before the one that died. */
+/* Ranks a failure as the cause: 0 the rank succeeded, or was stopped; 1 it failed because another rank had failed; 2 it
+ * failed by itself. Ranks that noticed a death may be reaped before the one that died. */
 static int weight(const struct job *job, int rank) {
     const struct rank *r = &job->ranks[rank];
     const struct cairn__error_note *note = &job->outcomes[rank].note;
@@ -324,7 +325,7 @@ static cairn_status open_job(struct job *job) {
     if (shared == MAP_FAILED) TRY(cairn__fail_errno(errno, "cairn_spawn: no memory to share with %d ranks", job->size));
     job->outcomes = shared;
     snprintf(what, sizeof(what), "cairn_spawn of %d ranks", job->size);
-    TRY(cairn__check_descriptors(4 + 2 * job->size, what)); /* the store's own; a process and a connection of each */
+    TRY(cairn__check_descriptors(4 + 2 * job->size, what)); /* the store's; a process and a connection for each rank */
     TRY(cairn__store_listen(0, &job->server, &job->port));
 out:
     return st;
@@ -351,7 +352,7 @@ cairn_status cairn_spawn(int (*fn)(int rank, void *argument), void *argument, in
     TRY(check(&job, &o));
     job.patience = o.shutdown_timeout > 0 ? o.shutdown_timeout : DEFAULT_SHUTDOWN;
     TRY(open_job(&job));
-    (void)fflush(NULL); /* or every rank would write the buffered output again */
+    (void)fflush(NULL); /* else every rank would write the buffered output again */
     for (int r = 0; r < nprocs; r++) TRY(start_rank(&job, r));
     TRY(cairn__store_start(job.server));
     while (job.running > 0) {

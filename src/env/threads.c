@@ -1,11 +1,11 @@
 /* Ranks as threads of one process.
  *
- * A thread has its launch facts in a thread-local pointer. Its ranks meet in a hash store of the call, or, where this
- * process is itself one of several ranks, at the launcher's place, with the ranks of all processes.
+ * A thread has its launch facts in a thread-local pointer. The ranks of a call meet in a hash store of that call, or,
+ * if this process is itself one of several ranks, at the launcher's place, together with the threads of all processes.
  *
  * A thread cannot be ended from outside. So a rank that fails ends what the others wait for: the groups of its live
- * environments, and, for ranks without a group yet, their search for each other, which calls cairn__thread_check. Other
- * waits end by their timeout. */
+ * environments, and, for ranks that have no group yet, their search for each other, which calls cairn__thread_check.
+ * Other waits end by their timeouts. */
 #include "env/threads.h"
 
 #include <pthread.h>
@@ -30,7 +30,7 @@
 
 enum { CAUSE_NBYTES = 1100, MAX_THREADS = 1024 };
 
-/* An environment that is alive and has taken a thread's place. */
+/* A live environment that has taken the place of a thread's rank. */
 struct place {
     cairn_env *env;
     struct rank *rank;
@@ -42,7 +42,7 @@ struct rank {
     struct cairn__launch launch;
     pthread_t thread;
     int code;
-    bool has_returned, has_failed, is_consequence; /* is_consequence: of another rank's failure */
+    bool has_returned, has_failed, is_consequence; /* is_consequence: it failed because another rank had */
     uint64_t failed_ns;
     char cause[CAUSE_NBYTES];
 };
@@ -52,13 +52,13 @@ struct job {
     void *argument;
     int n, started, num_threads;
     unsigned forks;
-    cairn_store *store; /* NULL: at the launcher's place */
+    cairn_store *store; /* NULL: the ranks meet at the launcher's place */
     struct rank *ranks;
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
     enum { JOB_WAITS, JOB_RUNS, JOB_IS_OFF } state; /* guarded by lock */
-    _Atomic(const struct rank *) first;             /* to fail */
+    _Atomic(const struct rank *) first;             /* the first rank that failed */
 };
 
 static _Thread_local struct rank *me;
@@ -98,7 +98,7 @@ out:
     return st;
 }
 
-/* Takes out the first that is the environment's, or the rank's; NULL = there is none. */
+/* Removes and returns the first place of env or of rank; NULL = there is none. */
 static struct place *take_place(const struct cairn_env *env, const struct rank *rank) {
     pthread_mutex_lock(&places_lock);
     struct place **at = &places;
@@ -134,8 +134,8 @@ static void describe_end(struct rank *r, bool has_env) {
     r->failed_ns = cairn__now_ns();
 }
 
-/* In the rank's thread, also where that ends by pthread_exit. Its environments stay, but for their groups: the program
- * may still hold what it made in them. */
+/* Runs in the rank's thread, also if that ends by pthread_exit. Ends the groups of the rank's environments but keeps
+ * the environments: the program may still hold objects of them. */
 static void end_rank(void *at) {
     struct rank *r = at;
     const struct rank *none = NULL;
@@ -186,7 +186,8 @@ static cairn_status check(const struct job *job, const struct cairn_spawn_thread
     return CAIRN_OK;
 }
 
-/* The facts of rank i of this process's n. Processes of other numbers of threads do not meet: their keys differ. */
+/* Makes the launch facts of rank i of this process's n. Processes with different numbers of threads do not meet,
+ * because their keys differ. */
 static cairn_status make_launch(const struct cairn__launch *process, int n, int i, struct cairn__launch *out) {
     *out = *process;
     out->is_thread = n > 1;
@@ -212,8 +213,8 @@ static cairn_status make_launch(const struct cairn__launch *process, int n, int 
     return CAIRN_OK;
 }
 
-/* OMP_NUM_THREADS is of each rank; without it they share the processors that this process may use, with the other
- * processes of this machine. */
+/* OMP_NUM_THREADS applies to each rank. Without it the ranks share the processors that this process may use, together
+ * with the other processes of this machine. */
 static int share_of_processors(const struct cairn__launch *process, int n) {
     if (cairn__var("OMP_NUM_THREADS")) return cairn__num_threads_of_environment();
     const int share = cairn__num_processors() / (n * (process->local_size > 1 ? process->local_size : 1));
@@ -232,17 +233,17 @@ static cairn_status open_job(struct job *job, const struct cairn_spawn_threads_o
         TRY(make_launch(&process, job->n, i, &job->ranks[i].launch));
     }
     if (process.size > 1) {
-        cairn__log_set_rank(process.rank); /* for what Cairn's other threads say */
+        cairn__log_set_rank(process.rank); /* for messages of Cairn's other threads */
     } else {
         snprintf(what, sizeof(what), "cairn_spawn_threads of %d ranks", job->n);
-        TRY(cairn__check_descriptors(job->n * (3 + job->n), what)); /* of each: a socket, one to each other, some */
+        TRY(cairn__check_descriptors(job->n * (3 + job->n), what)); /* per rank: a socket, one per peer, spares */
         TRY(cairn_hash_store_create(0, &job->store));
     }
 out:
     return st;
 }
 
-/* All of them, or none runs. */
+/* Starts all ranks, or runs none. */
 static cairn_status start_ranks(struct job *job) {
     int failed = 0;
     for (; job->started < job->n; job->started++) {
@@ -259,7 +260,8 @@ static cairn_status start_ranks(struct job *job) {
                              job->ranks[job->started].launch.rank, job->ranks[0].launch.size);
 }
 
-/* A rank that failed by itself comes before those that failed because another had, then the earlier one. */
+/* A rank that failed by itself is reported before those that failed because another had; among equals, the earlier
+ * one. */
 static cairn_status report(const struct job *job) {
     const struct rank *first = NULL;
     for (int i = 0; i < job->n; i++) {
