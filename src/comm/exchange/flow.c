@@ -1,4 +1,4 @@
-/* Progress of flows: every poll starts the transfers that can start and tests those under way. */
+/* Progress of flows: every poll starts the transfers that can start and tests those in flight. */
 #include <assert.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ static cairn_status start(struct exchange *x, const struct flow *f, const struct
     return add_call(x, f, x->ops->start(engine_of(x, f), t, out));
 }
 
-/* *moving is NULL once it is done, or where there was nothing to do. */
+/* Tests the transfer; *moving is NULL once it is done, or if there was nothing to do. */
 static cairn_status poll_transfer(struct exchange *x, const struct flow *f, struct cairn__moving **moving) {
     bool done = false;
     if (!*moving) return CAIRN_OK;
@@ -142,7 +142,7 @@ void cairn__exchange_words(struct exchange *x, struct cairn__transfer *t) {
     }
 }
 
-/* Moves a message's word to the receiver, or back, the receiver's to the sender. */
+/* Moves a message's word to the receiver, or, in the other direction, the receiver's word to the sender. */
 static cairn_status move_word(struct exchange *x, struct flow *f, enum flow_stage stage) {
     const bool sends = (f->mine.call.kind == CAIRN__SEND) == (stage == FLOW_WORDS);
     struct cairn__transfer t = blank(x);
@@ -170,7 +170,7 @@ static cairn_status begin(struct exchange *x, struct flow *f) {
     return start(x, f, &t, &f->word_moving);
 }
 
-/* Once the words are there. */
+/* Called once the words have arrived. */
 static cairn_status compare(struct exchange *x, struct flow *f) {
     const bool has_words = x->engine && (x->check || !f->shape), message = cairn__call_is_message(&f->mine.call);
     if (has_words && message && f->stage == FLOW_WORDS) return move_word(x, f, FLOW_ANSWERS);

@@ -19,28 +19,28 @@
 #include "rendezvous/store/store.h"
 
 enum {
-    MAX_GUESTS = 64, /* whose end has not proven itself; for one more the oldest goes */
+    MAX_GUESTS = 64, /* not recognised as ranks yet; one more closes the oldest */
     BACKLOG = 1024,
     LONGEST_PAUSE_MS = 20, /* between two looks into the store */
-    GRACE_MS = 500,        /* what a rank sent last may come after the end of its connection in the parent */
+    GRACE_MS = 500,        /* the last data of a rank may arrive later than the end of its connection in the parent */
     MS = 1000000,          /* ns */
 };
 
 static const uint8_t WELCOME = 1;
 
-/* What a rank leaves in the store. */
+/* What a rank publishes in the store. */
 struct record {
     uint32_t port;
     char address[64];
-    uint8_t key[CAIRN__SECRET_NBYTES]; /* rank 0's */
+    uint8_t key[CAIRN__SECRET_NBYTES]; /* only rank 0's is set */
 };
 
 struct greeting {
     uint32_t rank;
-    uint8_t key[CAIRN__SECRET_NBYTES]; /* 0 where a proof came before it */
+    uint8_t key[CAIRN__SECRET_NBYTES]; /* 0 if a proof came before the greeting */
 };
 
-/* Of a lower rank. */
+/* A connection to a lower rank. */
 struct link {
     enum { UNKNOWN, KNOWN, CONNECTING, ASKED, GREETED, DONE } state;
     int fd;
@@ -48,17 +48,17 @@ struct link {
     struct cairn__proof proof;
     uint8_t bytes[CAIRN__PROOF_SECOND];
     size_t nbytes;
-    uint64_t not_before; /* the next attempt */
+    uint64_t not_before; /* time of the next attempt */
     bool met_a_stranger;
 };
 
-/* Who connected to this rank. */
+/* A program that has connected to this rank. */
 struct guest {
     int fd;
     bool is_proven, has_ended;
     struct cairn__proof proof;
     struct greeting greeting;
-    size_t nbytes; /* of the greeting */
+    size_t nbytes; /* of the greeting, received so far */
     char from[64];
 };
 
@@ -75,7 +75,7 @@ struct meeting {
     int num_guests;
     struct pollfd *polls;
     int *fds;          /* [size] */
-    char stranger[64]; /* the first one's address */
+    char stranger[64]; /* address of the first stranger */
     uint64_t gone_at;  /* when a missing rank was first seen to have left the parent; 0 = none has */
 };
 
@@ -101,7 +101,7 @@ static cairn_status set(const struct meeting *m, const char *what, const void *v
     return m->o->store_set(m->o->store, key, value, nbytes);
 }
 
-/* At most nbytes, of which *got were written. */
+/* Reads at most nbytes; *got is how many. */
 static cairn_status get(const struct meeting *m, const char *what, void *out, size_t nbytes, size_t *got) {
     char key[400];
     void *value = NULL;
@@ -115,7 +115,7 @@ out:
     return st;
 }
 
-/* Another rank's; "" = none. */
+/* Reads another rank's refusal; "" = none. */
 static cairn_status read_refusal(const struct meeting *m, char *why, size_t nbytes) {
     bool refused = false;
     size_t got = 0;
@@ -138,7 +138,7 @@ out:
     return st;
 }
 
-/* The last error becomes another rank's refusal, if there is one and the store still answers. */
+/* Replaces the last error by another rank's refusal, if there is one and the store still answers. */
 static void prefer_refusal(const struct meeting *m) {
     char own[512], theirs[512];
     snprintf(own, sizeof(own), "%s", cairn_last_error());
@@ -146,7 +146,8 @@ static void prefer_refusal(const struct meeting *m) {
     (void)cairn__fail(CAIRN_EPEER, "%s", is_refused ? theirs : own);
 }
 
-/* The other ranks need not wait for one that cannot join. */
+/* Publishes the last error unless another rank has published one, so that the other ranks do not wait for a rank that
+ * cannot join. */
 static void refuse(const struct meeting *m) {
     char why[512];
     bool refused = false;
@@ -239,12 +240,12 @@ out:
     return st;
 }
 
-/* Messages of the handshake fit into any socket's buffer. */
+/* One send suffices: messages of the handshake fit into any socket's buffer. */
 static bool send_all(int fd, const void *bytes, size_t nbytes) {
     return send(fd, bytes, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)nbytes;
 }
 
-/* Adds what has arrived, as far as there is room for it. False: the connection has ended. */
+/* Adds the bytes that have arrived, up to `want`. Returns false if the connection has ended. */
 static bool receive(int fd, void *bytes, size_t want, size_t *nbytes) {
     const ssize_t n = recv(fd, (uint8_t *)bytes + *nbytes, want - *nbytes, MSG_DONTWAIT);
     if (n > 0) *nbytes += (size_t)n;
@@ -410,7 +411,7 @@ static enum cairn__proof_verdict take_proof(struct meeting *m, struct guest *g) 
     return verdict;
 }
 
-/* In constant time. */
+/* Compares in constant time. */
 static bool is_key(const struct meeting *m, const uint8_t *key) {
     uint8_t differs = 0;
     for (size_t i = 0; i < sizeof(m->key); i++) differs |= (uint8_t)(m->key[i] ^ key[i]);
@@ -422,7 +423,7 @@ static bool is_awaited(const struct meeting *m, const struct greeting *g) {
            (m->has_proofs || is_key(m, g->key));
 }
 
-/* False: it goes. */
+/* Returns false if the guest is to be sent away. */
 static bool take_greeting(struct meeting *m, int i) {
     struct guest *g = &m->guests[i];
     if (!receive_from(g, &g->greeting, sizeof(g->greeting), &g->nbytes)) return false;
@@ -446,7 +447,7 @@ static void step_guest(struct meeting *m, int i) {
 
 /* ---- all at once ---- */
 
-/* The first rank without a connection; this rank's own number = none. */
+/* The first rank without a connection; this rank's own number if there is none. */
 static int first_missing(const struct meeting *m) {
     int r = 0;
     while (r < m->o->size && (r == m->o->rank || m->fds[r] >= 0)) r++;
@@ -483,7 +484,7 @@ out:
     return st;
 }
 
-/* Who left the parent before it was here does not come. */
+/* Fails for a missing rank that has left the parent: it will not join. */
 static cairn_status check_missing(struct meeting *m) {
     const struct cairn__engine_options *o = m->o;
     const uint64_t now = cairn__now_ns();
@@ -500,7 +501,7 @@ static cairn_status check_missing(struct meeting *m) {
 
 static int gather_polls(struct meeting *m) {
     int n = 0;
-    /* without the key no rank could be told from a stranger */
+    /* without the key this rank could not tell ranks from strangers */
     m->polls[n++] = (struct pollfd){.fd = m->has_key ? m->listener : -1, .events = POLLIN};
     for (int i = 0; i < m->num_guests; i++) m->polls[n++] = (struct pollfd){.fd = m->guests[i].fd, .events = POLLIN};
     for (int r = 0; r < m->o->rank; r++) {
@@ -595,8 +596,8 @@ cairn_status cairn__links_make(const struct cairn__engine_options *options, int 
     TRY(cairn__calloc((size_t)(1 + MAX_GUESTS + options->size), sizeof(*m->polls), (void **)&m->polls));
     TRY(join(m));
 out:
-    /* What a rank refused with says more than a connection that broke. Who waited in vain does not speak for others,
-     * that have clocks of their own. */
+    /* Another rank's refusal says more than a connection that broke. A rank that timed out does not publish that: the
+     * others have clocks of their own. */
     if (m && st == CAIRN_EPEER) prefer_refusal(m);
     if (m && st != CAIRN_OK && st != CAIRN_ETIMEOUT) refuse(m);
     if (m) end(m, st != CAIRN_OK);

@@ -12,21 +12,21 @@
 
 enum {
     BLOCK_ELEMENTS = 512 << 10,
-    SLICE_ELEMENTS = 64, /* slices begin at multiples: whole cache lines of every type */
-    BOUNCES = 4,         /* of each rank: two blocks on their way, one being staged, one being taken */
+    SLICE_ELEMENTS = 64, /* slices begin at multiples of this: whole cache lines of every type */
+    BOUNCES = 4,         /* per rank: two blocks in transfer, one being staged, one being taken */
     BOUNCE_NBYTES = BLOCK_ELEMENTS * sizeof(float),
     LOOK_NS = 20000000,
     NOT_OWNER = -1,
 };
 
-/* A rank's, in memory that it shares with the others of its machine, aligned as group memory is; it alone writes it.
- * Blocks are counted over all calls of the group. */
+/* One rank's lane, in memory that it shares with the other ranks of its machine, aligned like group memory; only that
+ * rank writes it. Blocks are counted over all calls of the group. */
 struct lane {
     alignas(CAIRN__ALIGN) atomic_uint_fast64_t staged;
     alignas(CAIRN__ALIGN) atomic_uint_fast64_t gathered;
     alignas(CAIRN__ALIGN) atomic_uint_fast64_t taken;
-    struct cairn__call call; /* that staged counts the blocks of */
-    struct shm_place array;  /* in group memory; segment 0: in bounces */
+    struct cairn__call call; /* the call whose blocks `staged` counts */
+    struct shm_place array;  /* place of the array in group memory; segment 0: the elements are in bounces */
     alignas(CAIRN__ALIGN) char bounces[BOUNCES][BOUNCE_NBYTES];
 };
 
@@ -34,15 +34,15 @@ struct exchange_machine {
     struct exchange *x;
     cairn_group *group; /* of shm: the ranks of this machine */
     struct cairn__shm *shm;
-    int number, count, position; /* of the machine in the layout, its ranks, this rank among them */
-    const int *ranks;            /* [count] their numbers in the exchange's group */
-    int owners, owned;           /* on each machine; this rank's slice, or NOT_OWNER */
+    int number, count, position; /* the machine's in the layout; of its ranks; of this rank among them */
+    const int *ranks;            /* [count] the ranks' numbers in the exchange's group */
+    int owners, owned;           /* owners on each machine; the slice that this rank owns, or NOT_OWNER */
     struct lane *mine, **lanes;  /* [count] */
     const float **partials;      /* [machines] scratch */
     uint64_t before;             /* blocks of earlier calls */
-    bool begun;                  /* the call at the head has its place in the lane */
+    bool begun;                  /* the call at the head is published in the lane */
     bool in_place;
-    int awaited; /* position; -1 = none */
+    int awaited; /* position of the rank that this one waits for; -1 = none */
     uint64_t next_look;
 };
 
@@ -52,7 +52,7 @@ static const struct exchange_layout *layout_of(const struct exchange *x) {
 
 /* ---- making ---- */
 
-/* For the environment's group: a family of this machine's ranks. */
+/* Makes the group of shm for the environment's group, in a family of this machine's ranks. */
 static cairn_status meet(struct exchange_machine *m, const struct cairn__group_create_options *options,
                          const struct cairn__peers *whole) {
     struct cairn__group_create_options o = *options;
@@ -79,7 +79,7 @@ static int position_of(const struct exchange_machine *m, int rank) {
     return -1;
 }
 
-/* For another: a group of that family. */
+/* Makes the group of shm for a further group, in the parent's family. */
 static cairn_status derive(struct exchange_machine *m, const struct exchange_machine *parent) {
     const cairn_group *whole = m->x->group;
     struct cairn__family *family = parent->group->family;
@@ -103,7 +103,7 @@ out:
     return st;
 }
 
-/* The error of a call of this machine's group, whose numbers are positions. */
+/* Explains the rank numbers in an error of the machine's group, which are positions on the machine. */
 static cairn_status add_numbers(const struct exchange_machine *m, cairn_status st) {
     char list[200] = "";
     size_t used = 0;
@@ -262,7 +262,7 @@ void cairn__machine_wake(void *machine) {
 
 /* ---- pieces of a block ---- */
 
-/* Elements from the block's beginning. */
+/* Offset from the block's beginning, and length, in elements. */
 struct piece {
     size_t at, n;
 };
@@ -293,12 +293,12 @@ static struct piece slice_of(const struct exchange_machine *m, const struct flow
     return cut(block_of(f, block), (size_t)owner, (size_t)m->owners);
 }
 
-/* Of the slice that this rank owns, the part which the owner on that machine adds up over machines. */
+/* The part of this rank's slice that the owner on `machine` adds up over all machines. */
 static struct piece subslice_of(const struct exchange_machine *m, const struct flow *f, size_t block, int machine) {
     return cut(slice_of(m, f, block, m->owned), (size_t)machine, (size_t)layout_of(m->x)->machines);
 }
 
-/* Where a rank's elements of a block are: in its array, or in its bounce. */
+/* Address of a rank's elements of a block: in its array, or in its bounce. */
 static char *elements(const struct exchange_machine *m, const struct flow *f, size_t block, int position) {
     const struct lane *lane = m->lanes[position];
     if (position == m->position && m->in_place) return (char *)request_of(f)->dst + block * f->per_block * width_of(f);
@@ -307,7 +307,8 @@ static char *elements(const struct exchange_machine *m, const struct flow *f, si
     return m->lanes[position]->bounces[(m->before + block) % BOUNCES];
 }
 
-/* A block's sums over this machine, then what comes of this rank's part of them from each other machine. */
+/* The sums of a block over this machine, followed by the partial sums that arrive from each other machine for this
+ * rank's part. */
 static float *sums(const struct flow *f, size_t block) {
     return (float *)(f->staging + block % EXCHANGE_AHEAD * f->stride);
 }
@@ -341,8 +342,8 @@ static bool stage(struct exchange_machine *m, struct flow *f) {
     return true;
 }
 
-/* Not before this rank has started the block, and so compared the calls: once all have taken a call's last block, the
- * others write their next one. */
+/* Not before this rank has started the block, and so compared the calls: once all ranks have taken a call's last block,
+ * the others write their next call into their lanes. */
 static bool take(struct exchange_machine *m, struct flow *f) {
     const size_t b = f->taken;
     if (b == f->started || !have(m, m->owners, GATHERED, m->before + b + 1)) return false;
@@ -370,7 +371,7 @@ static void take_turn(struct exchange *x, struct flow *f) {
     while (stage(m, f)) {}
 }
 
-/* Once all have staged the first block, all calls are there. */
+/* Once all ranks have staged the first block, all lanes hold the call, and it is compared. */
 static cairn_status may_start(struct exchange *x, struct flow *f, size_t block, bool *may) {
     struct exchange_machine *m = x->machine;
     const struct cairn__call *mine = &request_of(f)->call;
@@ -383,7 +384,7 @@ static cairn_status may_start(struct exchange *x, struct flow *f, size_t block, 
     return CAIRN_OK;
 }
 
-/* The others may read from this rank's array until they have taken everything. */
+/* The array must not change before the other ranks have taken all blocks, because they may read from it. */
 static bool may_end(struct exchange *x, struct flow *f) {
     struct exchange_machine *m = x->machine;
     if (f->taken < f->blocks || !have(m, m->count, TAKEN, m->before + f->blocks)) return false;

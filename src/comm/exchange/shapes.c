@@ -1,4 +1,4 @@
-/* How each collective is made of transfers. */
+/* How each collective is composed of transfers. */
 #include <assert.h>
 #include <string.h>
 
@@ -7,9 +7,9 @@
 #include "core/dtype.h"
 
 enum {
-    BLOCK_NBYTES = 4 << 20, /* two of them, and what they become, stay in a cache of the last level */
-    SLICE_NBYTES = 64,      /* slices begin at multiples */
-    WHOLE_NBYTES = 4096,    /* all-reduces up to this many bytes go whole: one transfer instead of two */
+    BLOCK_NBYTES = 4 << 20, /* two of them, with their results, stay in a cache of the last level */
+    SLICE_NBYTES = 64,      /* slices begin at multiples of this */
+    WHOLE_NBYTES = 4096,    /* shorter all-reduces are sent whole: one transfer instead of two */
 };
 
 static size_t type_nbytes(const struct flow *f) {
@@ -20,7 +20,7 @@ static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* Bytes from the array's (or part's) beginning, and how many. */
+/* Offset from the beginning of the array (or part), and length, in bytes. */
 struct range {
     size_t at, nbytes;
 };
@@ -30,7 +30,7 @@ static struct range block_range(const struct flow *f, size_t block) {
     return (struct range){begin * type_nbytes(f), smaller(f->per_block, n - begin) * type_nbytes(f)};
 }
 
-/* Of a block: what the rank combines. Whole elements, since these have 1, 2, 4 or 8 bytes. */
+/* The slice of a block that the rank combines. It has whole elements, because these have 1, 2, 4 or 8 bytes. */
 static struct range slice_range(const struct exchange *x, const struct flow *f, size_t block, int rank) {
     const struct range whole = block_range(f, block);
     const size_t p = (size_t)x->group->size;
@@ -51,7 +51,7 @@ static char *slot(const struct flow *f, size_t block) {
     return f->staging + block % EXCHANGE_AHEAD * f->stride;
 }
 
-/* What a rank's contribution is in a slot when every rank brings at most nbytes. */
+/* Offset of a rank's contribution in a slot if every rank brings at most nbytes. */
 static size_t staged_at(int rank, size_t nbytes) {
     return (size_t)rank * ((nbytes + SLICE_NBYTES - 1) / SLICE_NBYTES * SLICE_NBYTES);
 }
@@ -94,8 +94,8 @@ static void combine(struct exchange *x, const struct flow *f, void *dst, struct 
 
 /* ---- slices: all-reduce and reduce ---- */
 
-/* Of every block: in the shorter last one slices stay where they are in others, since what an earlier block left in its
- * slot may still be on its way. */
+/* The offsets in a slot follow from this length for every block, also for the shorter last one: data of an earlier
+ * block in its slot may still be in flight. */
 static size_t longest_slice(const struct exchange *x, const struct flow *f) {
     return slice_range(x, f, 0, 0).nbytes;
 }
@@ -124,7 +124,7 @@ static void gather_slices(struct exchange *x, const struct flow *f, size_t block
     for (int r = 0; r < x->group->size; r++) receives(x, r, slice_range(x, f, block, r));
 }
 
-/* Ranks other than root combine where their own part of the slot is. */
+/* Ranks other than root combine into their own part of the slot. */
 static void combine_slice_for_root(struct exchange *x, const struct flow *f, size_t block) {
     const struct range own = slice_range(x, f, block, x->group->rank);
     const size_t staged = longest_slice(x, f);
@@ -165,7 +165,7 @@ static void combine_whole(struct exchange *x, const struct flow *f, size_t block
 
 /* ---- parts ---- */
 
-/* Of the rank's part. */
+/* The range of the rank's part. */
 static struct range part_range(const struct flow *f, size_t block, int rank) {
     const struct range r = block_range(f, block);
     return (struct range){(size_t)rank * part_nbytes(f) + r.at, r.nbytes};
@@ -188,10 +188,10 @@ static void combine_part(struct exchange *x, const struct flow *f, size_t block)
     combine(x, f, (char *)f->work->request.dst + r.at, part_range(f, block, x->group->rank), r.nbytes, slot(f, block));
 }
 
-/* src may be where it belongs in dst already. */
+/* src may already be its place in dst. */
 static void bring_own_part(struct exchange *x, const struct flow *f) {
     const struct cairn__request *q = &f->work->request;
-    if (q->call.n == 0) return; /* of nothing there need be no address */
+    if (q->call.n == 0) return; /* with no elements the addresses may be NULL */
     char *own = (char *)q->dst + (size_t)x->group->rank * part_nbytes(f);
     if (own != q->src) memcpy(own, q->src, part_nbytes(f));
 }

@@ -1,4 +1,4 @@
-/* The engine: a group's transfers as messages, which every poll moves on. */
+/* The engine: it moves a group's transfers as messages; every poll makes progress. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,8 +8,8 @@
 #include "core/status.h"
 #include "device/module.h"
 
-enum { LOOKS = 16 };                     /* fruitless tests between two looks for words of others */
-static const double LAST_MESSAGES = 0.2; /* s in which what a rank sent before it left arrives */
+enum { LOOKS = 16 };                     /* unsuccessful tests between two looks for words of other ranks */
+static const double LAST_MESSAGES = 0.2; /* s; the last messages of a rank that has left arrive within this time */
 
 static const int words[] = {0, GAVE_UP, LEFT};
 
@@ -60,7 +60,7 @@ static void end(struct cairn__engine **engine) {
     *engine = NULL;
 }
 
-/* Everybody's place in the communicator, and the highest of what all take for the next tag. */
+/* Exchanges the ranks' places in the communicator, and takes the highest of their next tags. */
 static cairn_status meet_all(struct cairn__engine *e, struct cairn__mpi_watch *watch) {
     int mine[2] = {e->rank, cairn__mpi_next_tag()}, (*all)[2] = NULL;
     MPI_Request request;
@@ -103,7 +103,7 @@ out:
     return st;
 }
 
-/* Between the new group's members, by messages of the old one. */
+/* The same between the members of a new group, by messages of the parent. */
 static cairn_status meet_members(struct cairn__engine *e, const struct cairn__engine *parent,
                                  const struct cairn__engine_options *o) {
     const int mine = cairn__mpi_next_tag(), tag = parent->tag + TAG_NUMBER;
@@ -152,7 +152,7 @@ static void tell(struct cairn__engine *e, enum word word) {
     for (int r = 0; r < e->size; r++) {
         MPI_Request request;
         if (r == e->rank) continue;
-        /* So short that it is on its way when the call returns. */
+        /* The message is so short that it is sent when the call returns. */
         if (MPI_Isend(&words[word], 1, MPI_INT, e->peers[r].rank, e->tag + TAG_CONTROL, e->comm, &request) ==
             MPI_SUCCESS)
             (void)MPI_Request_free(&request);
@@ -163,7 +163,7 @@ static void abort_engine(struct cairn__engine *e) {
     if (pthread_equal(pthread_self(), atomic_load(&e->caller)) || cairn__mpi_any_thread()) {
         tell(e, GAVE_UP);
     } else {
-        atomic_store(&e->wants_to_tell, true); /* the caller does */
+        atomic_store(&e->wants_to_tell, true); /* the caller's thread does it */
     }
 }
 
@@ -188,7 +188,7 @@ out:
     return st;
 }
 
-/* Whether this rank waits for one that gave up, or left some time ago. */
+/* Fails if this rank waits for a rank that gave up, or that left some time ago. */
 static cairn_status look_for_missing(struct cairn__engine *e, const struct cairn__moving *m) {
     for (int i = 0; i < m->count; i++) {
         const struct mpi_peer *peer = &e->peers[m->peers[i]];
@@ -249,8 +249,8 @@ static cairn_status receive_from(struct cairn__engine *e, struct cairn__moving *
                             "receive from rank %d", from);
 }
 
-/* Receives first: what comes early needs no copy. Each rank begins with its neighbour, or all would send to rank 0 at
- * once. */
+/* Receives first: a message that arrives after its receive is posted needs no copy. Each rank begins with its
+ * neighbour; otherwise all would send to rank 0 at once. */
 static cairn_status start_alltoall(struct cairn__engine *e, const struct cairn__transfer *t, struct cairn__moving *m) {
     cairn_status st = CAIRN_OK;
     for (int i = 1; i < e->size; i++) {
@@ -277,8 +277,8 @@ out:
     return st;
 }
 
-/* To the children in the binomial tree whose root is number 0: v + 2^k for each 2^k below v's lowest bit; whoever has
- * most below it comes first. */
+/* Sends to the children in the binomial tree whose root is number 0: v + 2^k for each 2^k below v's lowest bit. The
+ * child with the most ranks below it comes first. */
 static cairn_status send_on(struct cairn__engine *e, struct cairn__moving *m, const void *data) {
     const int number = (e->rank - m->root + e->size) % e->size;
     cairn_status st = CAIRN_OK;
@@ -335,7 +335,7 @@ out:
 
 /* ---- testing ---- */
 
-/* What MPI found wrong with one of the messages. */
+/* Fails with the error that MPI found in one of the messages. */
 static cairn_status fail_message(struct cairn__engine *e, const struct cairn__moving *m, int error) {
     int i = 0;
     if (error == MPI_ERR_IN_STATUS) {
@@ -359,7 +359,7 @@ static cairn_status check_sizes(struct cairn__engine *e, const struct cairn__mov
     return CAIRN_OK;
 }
 
-/* Nothing has arrived: checks whether the awaited ranks are still there. */
+/* Called if nothing has arrived: checks whether the awaited ranks are still there. */
 static cairn_status look_around(struct cairn__engine *e, const struct cairn__moving *m) {
     if (atomic_load(&e->wants_to_tell)) tell(e, GAVE_UP);
     if (++e->looks % LOOKS != 0) return CAIRN_OK;
@@ -392,7 +392,7 @@ static void rest(struct cairn__engine *e, int idle) {
     cairn__mpi_rest(idle);
 }
 
-/* Receives first: what is sent may wait for a rank that waits itself. */
+/* Looks at receives first: a send may only wait for a rank that itself waits. */
 static int awaited(struct cairn__engine *e) {
     int rank = -1;
     for (const struct cairn__moving *m = e->moving; m; m = m->next) {
@@ -417,7 +417,7 @@ bool cairn__mpi_part(struct cairn__engine *e) {
     return !died;
 }
 
-/* Takes back what was not received. What was begun by both sides may still be on its way, and MPI has no means against
+/* Cancels receives that have not begun. A message that both ranks have begun may still be in flight; MPI cannot cancel
  * it. */
 static bool withdraw(struct cairn__moving *m) {
     int done = 0;
@@ -432,8 +432,8 @@ static bool withdraw(struct cairn__moving *m) {
     return done != 0;
 }
 
-/* The last words of others that come after the engine's end: MPI would keep them, a kilobyte each, until they are
- * received. */
+/* Receives the last words of ranks that leave after this engine's end: MPI would keep them, a kilobyte each, until they
+ * are received. */
 static bool has_heard_all(struct cairn__engine *e) {
     if (hear(e) != CAIRN_OK) return true;
     for (int r = 0; r < e->size; r++) {
@@ -453,7 +453,7 @@ static void end_heard(void) {
     }
 }
 
-/* An environment that another rank has not left; NULL = all have. */
+/* An environment that another rank has not left yet; NULL if there is none. */
 static const struct cairn__engine *unfinished(void) {
     end_heard();
     const struct cairn__engine *e = *cairn__mpi_ended();
@@ -461,7 +461,7 @@ static const struct cairn__engine *unfinished(void) {
     return e;
 }
 
-/* The log shows warnings of rank 0 alone. */
+/* An error, not a warning, if rank 0 has left: the log shows only warnings of rank 0. */
 static void warn(const struct cairn__engine *e, double waited) {
     char names[200] = "";
     size_t used = 0;

@@ -1,5 +1,5 @@
-/* MPI in this process: who initializes it, who finalizes it, and the one communicator. MPI is global, and so is
- * this. */
+/* MPI in this process: which code initializes and finalizes it, and the one communicator. There is one state per
+ * process, because MPI is global. */
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static struct {
     int level;
     struct cairn__engine *engines, *ended;
     bool died;
-    pid_t initialized_by; /* 0: not here */
+    pid_t initialized_by; /* 0 = not by Cairn */
 } process;
 
 cairn_status cairn__mpi_check(int error, const char *format, ...) {
@@ -60,9 +60,9 @@ cairn_status cairn__mpi_probe(bool launched) {
 
 /* ---- beginning and end ---- */
 
-/* The launcher, which sees the ranks that did not finalize, ends the job of a rank that failed: a finalization would
- * wait for the others, and they for this one. Groups that are still alive leave first, so that ranks waiting in them
- * fail. */
+/* A rank that failed does not finalize: that would wait for the other ranks, which wait for this one. The launcher
+ * notices that it did not finalize and ends the job. Groups that are still alive leave first, so that ranks waiting in
+ * them fail. */
 static void finalize(int exit_code, void *unused) {
     (void)unused;
     if (exit_code != 0 || getpid() != process.initialized_by || cairn__mpi_is_over()) return;
@@ -91,7 +91,8 @@ out:
 
 /* ---- the communicator ---- */
 
-/* By rank in the environment and in MPI_COMM_WORLD, which the user's own launcher may have ordered otherwise. */
+/* Compares the number of ranks of the environment with that of MPI_COMM_WORLD, which the launcher may have started
+ * differently. */
 static cairn_status check_world(int size) {
     int there = 0;
     cairn_status st = cairn__mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &there), "count its processes");
@@ -106,7 +107,7 @@ static cairn_status check_world(int size) {
     return CAIRN_OK;
 }
 
-/* Errors are to be returned, and the user's handler stays. */
+/* Copies MPI_COMM_WORLD. An error is returned instead of ending the process; the user's error handler is restored. */
 static int duplicate(MPI_Comm *out, MPI_Request *request) {
     MPI_Errhandler users;
     int error = MPI_Comm_get_errhandler(MPI_COMM_WORLD, &users);
@@ -126,7 +127,7 @@ static cairn_status make_comm(struct cairn__mpi_watch *watch) {
     TRY(cairn__mpi_wait_watched(&request, watch, "the copying of MPI_COMM_WORLD"));
     TRY(cairn__mpi_check(MPI_Comm_set_errhandler(process.comm, MPI_ERRORS_RETURN), "return errors"));
     TRY(cairn__mpi_check(MPI_Comm_get_attr(process.comm, MPI_TAG_UB, &bound, &has_bound), "query the largest tag"));
-    process.last_tag = has_bound ? *bound : 32767; /* what the standard promises */
+    process.last_tag = has_bound ? *bound : 32767; /* the smallest bound that the standard allows */
     process.has_comm = true;
 out:
     return st;

@@ -1,10 +1,10 @@
-/* MPI_Init, which waits for all ranks for as long as it takes: so it runs in a thread of its own, and the rank waits
- * for that thread with a deadline. A thread that is late stays in MPI_Init or returns when nobody waits any more: this
- * process then makes no group over MPI, and does not finalize it.
+/* Calls MPI_Init, which waits for all ranks without a time limit: a thread of its own makes the call, and the rank
+ * waits for that thread with a deadline. A late thread stays in MPI_Init, or returns when the rank no longer waits:
+ * this process then makes no group over MPI, and does not finalize it.
  *
- * MPI_Finalize is to be called by the thread that called MPI_Init, which is over by then. From MPI_THREAD_SERIALIZED on
- * Open MPI takes it from any thread, as it does all else that the program's threads call; below that nothing may be
- * called here at all. */
+ * MPI requires that the thread that called MPI_Init calls MPI_Finalize, but that thread has ended by then. From
+ * MPI_THREAD_SERIALIZED on, Open MPI accepts MPI_Finalize from any thread, as it does all other calls; below that level
+ * no other thread may call MPI at all. */
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -16,11 +16,11 @@
 static const double PAUSE = 0.05; /* s */
 
 static struct {
-    bool begun, is_late; /* the caller's */
+    bool begun, is_late; /* used only by the caller's thread */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     bool ended;
-    int error, level; /* constant once it has ended */
+    int error, level; /* constant once `ended` is set */
 } start = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static void *run(void *unused) {
@@ -43,7 +43,7 @@ static int create_thread(void) {
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&start.changed, &clock);
     pthread_condattr_destroy(&clock);
-    sigfillset(&all); /* MPI's own threads inherit that: the program's handlers run in its own threads */
+    sigfillset(&all); /* threads that MPI starts inherit the mask, so signals go to the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int error = pthread_create(&thread, NULL, run, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -68,7 +68,7 @@ cairn_status cairn__mpi_check_start(void) {
     if (!start.begun) return CAIRN_OK;
     REQUIRE(!start.is_late, CAIRN_ETIMEOUT,
             "MPI_Init did not return in time in this process, which cannot start MPI again");
-    /* Without MPI's words: Open MPI ends a process that asks for them where it has not started. */
+    /* Without MPI's own message: Open MPI ends a process that requests it before a successful start. */
     REQUIRE(start.error == MPI_SUCCESS, CAIRN_EPEER,
             "MPI_Init failed in this process with error %d, and cannot be called again", start.error);
     REQUIRE(start.level >= MPI_THREAD_SERIALIZED, CAIRN_ENOTSUP,

@@ -1,6 +1,6 @@
-/* The deadline of what MPI cannot time out by itself: its start, and what follows until the ranks have a group. A rank
- * whose time is over asks for the others in the store. Those that wait too look there twice a second, answer, and give
- * up as well, so that all name the ranks that did not answer. */
+/* The deadline for what MPI cannot time out by itself: its start, and what follows until the ranks have a group. A rank
+ * whose time is over asks in the store which ranks are there. Ranks that also wait look there twice a second, answer,
+ * and give up as well, so that all ranks name those that did not answer. */
 #include <poll.h>
 #include <stdio.h>
 
@@ -11,16 +11,16 @@
 
 enum {
     LOOK_MS = 500,
-    ANSWER_MS = 1500,         /* a rank that waits has answered by then */
-    HOST_MS = LOOK_MS + 1000, /* with rank 0 the store may go, and others still read, who looked later */
+    ANSWER_MS = 1500,         /* a rank that waits has answered after this time */
+    HOST_MS = LOOK_MS + 1000, /* the store may end with rank 0, and ranks that looked later still read */
     PAUSE_MS = 20,
     MAX_NAMED = 4,
     KEY_NBYTES = 400
 };
 
-static const double SHORTEST = 0.5; /* s for an answer of the store */
+static const double SHORTEST = 0.5; /* s; the shortest time that the store has for an answer */
 static const double LONGEST_GAP =
-    0.2; /* s between two looks that count as waiting: in longer ones this rank was stopped */
+    0.2; /* s; longer gaps between two looks do not count as waiting: this rank was stopped */
 
 void cairn__mpi_watch_begin(struct cairn__mpi_watch *w, const struct cairn__engine_options *options) {
     *w = (struct cairn__mpi_watch){.options = options, .next_look = LOOK_MS * 1e-3};
@@ -49,7 +49,7 @@ static void put(struct cairn__mpi_watch *w, const char *what, int rank) {
     w->is_deaf = w->options->store_set(w->options->store, key, "", 0) != CAIRN_OK;
 }
 
-/* A store whose process is stopped answers no more: then a request lasts as long as it may. */
+/* Lowers the store's timeout, because a store whose process is stopped does not answer. Returns the old one. */
 static double hurry(struct cairn__mpi_watch *w, double timeout) {
     return w->options->store_hurry(w->options->store, timeout > SHORTEST ? timeout : SHORTEST);
 }
@@ -60,7 +60,7 @@ static void calm(struct cairn__mpi_watch *w, double before) {
 
 /* ---- giving up ---- */
 
-/* Whether all have answered. */
+/* Collects the ranks' answers; returns whether all have answered. */
 static bool gather_answers(struct cairn__mpi_watch *w, bool *answered) {
     const double end = cairn__clock_seconds() + ANSWER_MS * 1e-3;
     bool all = false;
@@ -106,7 +106,7 @@ static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *an
                        o->rank, w->stall.seconds, what, names, more, o->timeout_name);
 }
 
-/* That all answer may be since mpirun, which ends the job, has let a stopped one go on. */
+/* All ranks may also have answered because a stopped one was continued by mpirun, which ends the job. */
 static cairn_status fail_answered(const struct cairn__mpi_watch *w, const char *what) {
     const struct cairn__engine_options *o = w->options;
     REQUIRE(!w->peer_gave_up, CAIRN_ETIMEOUT,
@@ -127,14 +127,14 @@ static cairn_status give_up(struct cairn__mpi_watch *w, const char *what) {
     const bool all = gather_answers(w, answered);
     calm(w, before);
     if (all) return fail_answered(w, what);
-    /* Where rank 0, which goes last, has answered and gone, the other answers have come before. */
+    /* Rank 0 leaves last: if it has answered and its store is gone, all other answers have arrived before. */
     const bool is_host_done = w->options->rank_0_serves && answered[0];
     return w->is_deaf && !is_host_done ? fail_deaf(w, what) : fail_silent(w, answered, what);
 }
 
 /* ---- waiting ---- */
 
-/* Whether another rank gave up, or the store does not answer within all the time that is left. */
+/* Whether another rank gave up, or the store does not answer within the remaining time. */
 static bool is_over(struct cairn__mpi_watch *w, double left) {
     const double before = hurry(w, left), begin = cairn__clock_seconds();
     w->peer_gave_up = is_there(w, "gave-up", 0);

@@ -11,9 +11,9 @@
 #include "core/trace.h"
 
 enum { POLL_MS = 100, SPINS = 200, SHORT_PAUSE_US = 20, LONG_PAUSE_US = 500 };
-enum { STANDS_MS = 2000 };                 /* a call that takes as long stands in a full queue of the device */
-enum { LEAVE_MS = 2000, DRAIN_MS = 5000 }; /* the longest waits of a link that ends, for the library, for the device */
-static const double LONGEST_GAP = 1.0; /* s between two polls that count as waiting: a stopped process does not wait */
+enum { STANDS_MS = 2000 };                 /* a call that takes this long is stuck in a full queue of the device */
+enum { LEAVE_MS = 2000, DRAIN_MS = 5000 }; /* the longest waits of an ending link: for the library, for the device */
+static const double LONGEST_GAP = 1.0;     /* s; longer gaps do not count as waiting: the process was stopped */
 
 static bool is_recording(const struct cairn__link *link) {
     return link->group->device->capturing;
@@ -29,14 +29,14 @@ static int recorded_mark(uint64_t number) {
 
 /* ---- the end of a link, under the mutex ---- */
 
-/* The thread that watches aborts: an abort may take as long as graphs live that have recorded the communicator. */
+/* Only the watching thread aborts: an abort returns only when no graph is left that has recorded the communicator. */
 static void request_abort(struct cairn__link *link) {
     link->gone = true;
     pthread_cond_signal(&link->wake);
     pthread_cond_broadcast(&link->idle);
 }
 
-/* The last error is the cause. */
+/* The last error becomes the link's failure, unless the link has failed or was aborted before. */
 static void fail_link(struct cairn__link *link, cairn_status status) {
     if (link->failed == CAIRN_OK && !link->gone) {
         link->failed = status;
@@ -51,9 +51,9 @@ static cairn_status check_failure(struct cairn__link *link) {
     return CAIRN_OK;
 }
 
-/* ---- calls of the library, none of them under the mutex ---- */
+/* ---- calls of the library, without the mutex ---- */
 
-/* One at a time. Fails once the link has. doing: valid until the call's end. */
+/* One call at a time. Fails if the link has failed. doing must stay valid until the end of the call. */
 static cairn_status begin_call(struct cairn__link *link, const char *doing) {
     pthread_mutex_lock(&link->mutex);
     while ((link->calling || link->looks) && !link->gone) pthread_cond_wait(&link->idle, &link->mutex);
@@ -71,23 +71,23 @@ static bool stands(const struct cairn__link *link) {
     return link->calling && link->stood_ms >= STANDS_MS;
 }
 
-/* st: of the call, whose failure is the link's end. */
+/* st: the call's status; a failure ends the link. */
 static cairn_status end_call(struct cairn__link *link, cairn_status st) {
     pthread_mutex_lock(&link->mutex);
     link->calling = false;
     pthread_cond_broadcast(&link->idle);
     if (st != CAIRN_OK) fail_link(link, st);
-    st = check_failure(link); /* the cause, where the call only failed since the link had */
+    st = check_failure(link); /* the cause, if the call failed only because the link had */
     pthread_mutex_unlock(&link->mutex);
     return st;
 }
 
-/* Called under the mutex, and leaves it. A call under way that stands in a full queue of the device returns only once
- * the abort has ended what is queued; another one has the time to return before. */
+/* To be called with the mutex held, which it releases during the abort. A call that is stuck in a full queue of the
+ * device returns only once the abort has ended the queued work; any other call gets the time to return first. */
 static void abort_comm(struct cairn__link *link) {
     const struct timespec end = cairn__clock_in(stands(link) ? 0 : 1e-3 * (STANDS_MS - link->stood_ms));
     int waited = 0;
-    while (link->looks) pthread_cond_wait(&link->idle, &link->mutex); /* another thread, at once */
+    while (link->looks) pthread_cond_wait(&link->idle, &link->mutex); /* another thread's; ends at once */
     while (link->calling && waited == 0) waited = pthread_cond_timedwait(&link->idle, &link->mutex, &end);
     struct cairn__comm *const comm = link->comm;
     pthread_mutex_unlock(&link->mutex);
@@ -110,7 +110,8 @@ static cairn_status fail_late(const struct cairn__link *link, const char *what) 
                        link->timeout, what, link->group->timeout_name);
 }
 
-/* Of the oldest launch under way, and of a call that stands where none is: behind replays, or what the user queued. */
+/* Checks the oldest launch in flight, or, if there is none, a call that is stuck behind replays or the user's own
+ * work. */
 static cairn_status check_time(struct cairn__link *link) {
     char what[128];
     if (link->launched != link->passed) {
@@ -121,7 +122,7 @@ static cairn_status check_time(struct cairn__link *link) {
     return link->calling && link->stood_ms > link->timeout * 1000 ? fail_late(link, link->doing) : CAIRN_OK;
 }
 
-/* Leaves the mutex while it asks, so another thread may have gone further meanwhile. */
+/* Releases the mutex during each query, so another thread may have advanced further meanwhile. */
 static cairn_status advance(struct cairn__link *link) {
     cairn_status st = CAIRN_OK;
     while (!link->gone && link->passed < link->launched) {
@@ -140,8 +141,9 @@ out:
     return st;
 }
 
-/* Likewise. Beside another thread's call only the thread that watches looks, which also aborts, and only once that call
- * stands: any other ends soon. No further call begins meanwhile. */
+/* Reads the communicator's state, also without the mutex. While another thread is in a call, only the watching thread,
+ * which also aborts, reads it, and only once that call is stuck: any other call ends soon. No further call begins
+ * meanwhile. */
 static cairn_status look(struct cairn__link *link, bool watches) {
     bool busy = false;
     if (link->looks || (link->calling && !(watches && stands(link)))) return CAIRN_OK;
@@ -154,7 +156,7 @@ static cairn_status look(struct cairn__link *link, bool watches) {
     return st;
 }
 
-/* Of replays the host sees no marks, but the library's errors. */
+/* For replays the host sees no marks, only the library's errors. */
 static void poll_link(struct cairn__link *link, bool watches) {
     cairn_status st = CAIRN_OK;
     if (link->gone || !link->ready) return;
@@ -180,7 +182,7 @@ static void *watch(void *argument) {
     return NULL;
 }
 
-/* Signals are for the program's own threads. */
+/* The thread blocks all signals, which are for the program's own threads. */
 static cairn_status begin_watch(struct cairn__link *link) {
     sigset_t all, before;
     sigfillset(&all);
@@ -195,7 +197,7 @@ static cairn_status begin_watch(struct cairn__link *link) {
     return CAIRN_OK;
 }
 
-/* An abort that was asked for is over. */
+/* Stops and joins the watching thread, which first completes a requested abort. */
 static void end_watch(struct cairn__link *link) {
     if (!link->watched) return;
     pthread_mutex_lock(&link->mutex);
@@ -217,7 +219,7 @@ static void pause_after(int idle) {
     }
 }
 
-/* Whether the library's last call still runs. */
+/* Whether the library's last call is still running. */
 static cairn_status is_busy(struct cairn__link *link, bool *busy) {
     cairn_status st = CAIRN_OK;
     TRY(begin_call(link, "a look at the communicator"));
@@ -275,7 +277,7 @@ out:
     return st;
 }
 
-/* A device whose stream is the host waits here, as one does whose queue is full. */
+/* Blocks here if the device's stream is the host, or the device's queue is full. */
 cairn_status cairn__link_join(struct cairn__link *link, uint64_t number) {
     uint64_t passed = 0;
     cairn_status st = CAIRN_OK;
@@ -290,7 +292,8 @@ out:
 
 /* ---- launching ---- */
 
-/* Two calls: what stands is the first, and nobody looks beside the second. */
+/* Makes two calls, since only the first can be stuck, and no other thread reads the communicator's state during the
+ * second. */
 static cairn_status queue_behind(struct cairn__link *link, const char *what, cairn__link_queue queue, void *ctx) {
     cairn_status st = CAIRN_OK;
     TRY(begin_call(link, what));
@@ -320,7 +323,7 @@ out:
     return st;
 }
 
-/* launched and recorded are the caller's alone to change. */
+/* Only the caller changes launched and recorded. */
 cairn_status cairn__link_launch(struct cairn__link *link, const struct cairn__call *call, cairn__link_queue queue,
                                 void *ctx, uint64_t *number) {
     cairn_status st = CAIRN_OK;
@@ -342,13 +345,13 @@ cairn_status cairn__link_alloc(struct cairn__link *link, size_t nbytes, void **o
     TRY(begin_call(link, "cairn_group_alloc"));
     st = link->ops->alloc(link->comm, nbytes, out);
     link->has_memory = link->has_memory || st == CAIRN_OK;
-    (void)end_call(link, CAIRN_OK); /* a lack of memory is not the link's end */
+    (void)end_call(link, CAIRN_OK); /* running out of memory does not end the link */
 out:
     return st;
 }
 
 void cairn__link_free(struct cairn__link *link, void *memory) {
-    if (begin_call(link, "cairn_group_free") != CAIRN_OK) return; /* it ends with the communicator */
+    if (begin_call(link, "cairn_group_free") != CAIRN_OK) return; /* the communicator's end frees the memory */
     link->ops->free(link->comm, memory);
     (void)end_call(link, CAIRN_OK);
 }
@@ -376,7 +379,7 @@ cairn_status cairn__link_open(struct cairn__link *link, const struct cairn__comm
     const cairn_group *group = link->group;
     struct cairn__comm *comm = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(begin_watch(link)); /* before there is anything to abort */
+    TRY(begin_watch(link)); /* first, so that whatever follows can be aborted */
     TRY(begin_call(link, "connecting"));
     st = link->ops->init(group->device, id, group->rank, group->size, &comm);
     pthread_mutex_lock(&link->mutex);
@@ -402,8 +405,8 @@ static cairn_status queue_nothing(struct cairn__link *link, void *ctx) {
     return CAIRN_OK;
 }
 
-/* Whether all launches have run, and replays of graphs that are gone, and what uses memory of the group. The device may
- * wait for another group's rank, which waits until this one has left. */
+/* Whether all launches have run, all replays of destroyed graphs, and all uses of the group's memory. The timeout is
+ * short, because the device may wait for another group's rank, which waits until this rank has left. */
 static bool is_through(struct cairn__link *link) {
     static const struct cairn__call leaving = {.kind = CAIRN__BARRIER};
     uint64_t passed = 0, number = 0;
@@ -416,7 +419,7 @@ static bool is_through(struct cairn__link *link) {
            cairn__link_wait(link, number) == CAIRN_OK;
 }
 
-/* Finalizes where nothing is under way, so that nothing that others still receive is lost. */
+/* Finalizes the communicator if nothing is in flight, so that other ranks lose no data that they still receive. */
 static bool leave(struct cairn__link *link) {
     bool busy = true;
     if (!is_through(link) || begin_call(link, "cairn_group_destroy") != CAIRN_OK) return false;

@@ -1,12 +1,13 @@
 /* Groups of ranks with a GPU each: every collective is one call of the device's communication library, on a stream of
- * its own. A wait makes the device's stream wait and returns; only barriers, and words of the host, wait for the
- * device.
+ * its own. A wait makes the device's stream wait and returns. Only barriers and words of the host make the host wait
+ * for the device.
  *
- * Sends and receives are held until the rank waits, posts a collective or makes progress, and are launched as one:
- * ranks that send to each other and then receive would wait for each other otherwise.
+ * Sends and receives are held until the rank waits, posts a collective or makes progress, and are then launched as one:
+ * otherwise ranks that first send to each other and then receive would wait for each other.
  *
- * Halves are averaged by an exact power of two before the sum, so that it does not overflow, and where the number of
- * ranks is none, by what is missing afterwards, in f32 with one rounding, on the device's stream. */
+ * Halves are averaged by multiplying them by an exact power of two before the sum, so that the sum does not overflow.
+ * If the number of ranks is not a power of two, the device's stream multiplies the sum by the remaining factor, in f32
+ * with one rounding. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -21,7 +22,7 @@
 
 enum { REASON_NBYTES = 300, ID_NBYTES = 1 + sizeof(struct cairn__comm_id), FIRST_PAUSE_MS = 1, LAST_PAUSE_MS = 50 };
 
-/* What ranks exchange about a call. */
+/* What ranks exchange about a call in order to compare it. */
 struct words {
     struct cairn__call call;
     uint32_t found;
@@ -34,10 +35,10 @@ struct nccl {
     struct words *words; /* [size] */
     void *staging;       /* in device memory, for words of the host */
     size_t staging_nbytes;
-    void *word;         /* in device memory: what barriers add up */
-    cairn_work **works; /* posted and not done, in their order; those that are held last */
+    void *word;         /* in device memory: barriers add it up */
+    cairn_work **works; /* posted and not done, in order; held ones are last */
     size_t num_works, capacity, num_held;
-    void **blocks; /* group memory; NULL where it was freed */
+    void **blocks; /* group memory; NULL if freed */
     size_t num_blocks, blocks_capacity;
 };
 
@@ -47,7 +48,7 @@ static struct nccl *nccl_of(const cairn_group *group) {
 
 /* ---- launches ---- */
 
-/* A work's state is the number of its launch; NULL while it is held. */
+/* A work's state is the number of its launch; NULL while the work is held. */
 static uint64_t number_of(const cairn_work *work) {
     return (uint64_t)(uintptr_t)work->state;
 }
@@ -56,13 +57,13 @@ static bool is_average_of_halves(const struct cairn__call *call) {
     return call->redop == CAIRN_AVG && cairn__is_half((cairn_dtype)call->dtype);
 }
 
-/* NCCL's own average is over all ranks. */
+/* NCCL's own average divides by the number of all ranks; other divisors need a sum. */
 static bool is_average_of_some(const struct cairn__call *call) {
     const bool may_be = call->kind == CAIRN__ALLREDUCE || call->kind == CAIRN__REDUCE_SCATTER;
     return may_be && call->redop == CAIRN_AVG && call->divisor > 0;
 }
 
-/* What is left to multiply by when NCCL is done. */
+/* The factor that remains to be applied after NCCL's reduction. */
 static float rest_of(const struct nccl *x, const struct cairn__call *call) {
     const float divisor = (float)cairn__call_divisor(call, x->link.group->size);
     if (is_average_of_halves(call)) return (float)(1 << x->halvings) / divisor;
@@ -143,7 +144,7 @@ static void forget(struct nccl *x, const cairn_work *work) {
     memmove(&x->works[i], &x->works[i + 1], (x->num_works - i) * sizeof(*x->works));
 }
 
-/* Its launch has run, or the device's stream waits for it. */
+/* Called once the work's launch has run, or the device's stream waits for it. */
 static void finish(struct nccl *x, cairn_work *work) {
     const struct cairn__request *r = &work->request;
     struct cairn_device *d = x->link.group->device;
@@ -165,7 +166,7 @@ out:
     return st;
 }
 
-/* A graph's works are joined while it is recorded; there is nothing to poll. */
+/* While a graph is recorded, its works are joined and there is nothing to poll. */
 static cairn_status progress(cairn_group *group) {
     struct nccl *x = nccl_of(group);
     uint64_t passed = 0;
@@ -197,7 +198,7 @@ static cairn_status wait(cairn_group *group, cairn_work *work) {
     } else {
         TRY(cairn__link_join(&x->link, number_of(work)));
     }
-    if (work->done) return CAIRN_OK; /* another group's wait moved this one on */
+    if (work->done) return CAIRN_OK; /* another group's wait has completed this work */
     forget(x, work);
     finish(x, work);
 out:
@@ -228,7 +229,7 @@ static cairn_status make_staging(struct nccl *x, size_t nbytes) {
     return st;
 }
 
-/* call: what it is for, to people. */
+/* call is the purpose, for messages. */
 static cairn_status gather(struct nccl *x, const struct cairn__call *call, void *all, const void *mine, size_t nbytes) {
     cairn_group *group = x->link.group;
     struct cairn_device *d = group->device;
@@ -257,7 +258,7 @@ static cairn_status exchange(cairn_group *group, void *all, const void *mine, si
     return gather(nccl_of(group), &call, all, mine, nbytes);
 }
 
-/* Exchanges and compares the ranks' calls; *found: the OR of every rank's. */
+/* Exchanges and compares the ranks' calls; *found gets the OR of all ranks' values. */
 static cairn_status exchange_calls(struct nccl *x, const struct cairn__call *call, uint32_t *found) {
     const struct words mine = {*call, *found};
     cairn_status st = CAIRN_OK;
@@ -300,7 +301,7 @@ static cairn_status post(cairn_group *group, cairn_work *work) {
         TRY(cairn__device_refuse_recording(group->device, "a barrier waits for the device; leave it out"));
     if (!cairn__call_is_message(call)) {
         TRY(post_collective(x, work));
-    } else if (call->n > 0) { /* held: launched with the next that is not */
+    } else if (call->n > 0) { /* held: launched together with the next work that is not held */
         TRY(keep(x, work));
         x->num_held++;
     } else {
@@ -338,7 +339,7 @@ static cairn_status check_places(const struct meeting *m) {
     return CAIRN_OK;
 }
 
-/* NCCL would report this too, later and in less helpful words. */
+/* NCCL would report this error, too, but later and less helpfully. */
 static cairn_status meet_places(struct nccl *x, struct cairn__peers *peers) {
     struct meeting m = {.peers = peers};
     char place[40];
@@ -357,7 +358,7 @@ static void write_key(const cairn_group *group, char *key, size_t nbytes) {
     snprintf(key, nbytes, "%s/nccl/%lld", group->family->prefix, (long long)group->index);
 }
 
-/* Rank 0's id, or why there is none. */
+/* Publishes rank 0's id, or the reason why there is none. */
 static cairn_status publish_id(const struct nccl *x, struct cairn__comm_id *id) {
     const cairn_group *group = x->link.group;
     char key[300], value[ID_NBYTES + REASON_NBYTES];
@@ -435,7 +436,7 @@ static cairn_status connect(struct nccl *x, double timeout) {
     cairn_status st = CAIRN_OK;
     TRY(group->rank == 0 ? publish_id(x, &id) : fetch_id(group, timeout, &id));
     TRY(cairn__link_open(&x->link, &id, timeout));
-    /* All have the id now. */
+    /* All ranks have read the id by now. */
     if (group->rank == 0 && group->size > 1 && cairn__store_forgets(group->family->store)) {
         char key[300];
         write_key(group, key, sizeof(key));
@@ -445,7 +446,7 @@ out:
     return st;
 }
 
-/* All ranks are here. If one checks calls (CAIRN_CHECK) all do. */
+/* A word from every rank shows that all have arrived. If one rank checks calls (CAIRN_CHECK), all do. */
 static cairn_status greet(struct nccl *x) {
     bool present = false;
     long value = 0;
@@ -495,7 +496,7 @@ static cairn_status probe(const struct cairn__group_create_options *options) {
 static void destroy(cairn_group *group) {
     struct nccl *x = nccl_of(group);
     if (!x) return;
-    cairn__link_end(&x->link); /* with all group memory */
+    cairn__link_end(&x->link); /* this also frees all group memory */
     cairn__device_free(group->device, x->staging);
     cairn__device_free(group->device, x->word);
     cairn__free(x->words);
@@ -506,7 +507,7 @@ static void destroy(cairn_group *group) {
 }
 
 static void give_up(cairn_group *group, const char *cause) {
-    (void)cause; /* the front leaves it in the store */
+    (void)cause; /* the front writes it into the store */
     if (group->impl) cairn__link_abort(&nccl_of(group)->link);
 }
 
@@ -536,7 +537,7 @@ static struct cairn__call memory_call(cairn_group *group, enum cairn__call_kind 
     return group->last;
 }
 
-/* If one rank has no memory, none gets any. */
+/* If one rank has no memory, no rank gets any. */
 static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     struct nccl *x = nccl_of(group);
     char reason[REASON_NBYTES];
