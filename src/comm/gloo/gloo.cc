@@ -1,16 +1,15 @@
-/* gloo's TCP connections as an engine of process groups: the one C++ file of Cairn, since gloo speaks only C++. Nothing
- * throws out of here; what gloo throws becomes a status with its words.
+/* gloo's TCP connections as an engine of process groups: the one C++ file of Cairn, because gloo has only a C++
+ * interface. No exception leaves this file; an exception of gloo becomes a status with its message.
  *
- * A group is a gloo context over connections between every two ranks that libcairn makes (comm/exchange/links.h), for
- * gloo would take the first that connects for a rank. Of gloo's calls it uses sends and receives of unbound buffers
- * alone, all of a transfer at once, for gloo's collectives cannot be ended from outside and end the whole process where
- * two ranks' sizes differ. Here sizes are part of the slot by which gloo matches a send with a receive, so that such
- * two never meet.
+ * A group is a gloo context over connections between every two ranks. libcairn makes these connections
+ * (comm/exchange/links.h), because gloo would accept whoever connects first as a rank. Of gloo's calls this engine uses
+ * only sends and receives of unbound buffers, and posts all of a transfer at once: gloo's collectives cannot be ended
+ * from outside, and end the whole process if two ranks' sizes differ. Here the size is part of the slot by which gloo
+ * matches a send with a receive, so sends and receives of different sizes never match.
  *
- * gloo can only wait for what it was given, not look at it. So a lane, a thread "cairn-gloo", waits for its transfers
- * in their order: one lane for the collectives, and for each rank that messages go to or come from one a direction,
- * begun with the first message. No lane waits for another, and gloo moves what was posted whether or not a lane
- * waits for it. */
+ * gloo can only wait for an operation, not test it. So a lane, a thread "cairn-gloo", waits for its transfers in their
+ * order. There is one lane for the collectives, and one for each rank and direction of messages, started with the first
+ * message. No lane waits for another, and gloo moves posted operations whether or not a lane waits for them. */
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -52,10 +51,10 @@ using milliseconds = std::chrono::milliseconds;
 
 /* Waits end by being aborted; gloo's own timeout would close every connection. */
 constexpr milliseconds FOREVER = std::chrono::hours(24 * 365);
-constexpr uint64_t NEVER_SENT = 0; /* a slot */
-constexpr size_t SPARE = 1024;     /* bytes */
+constexpr uint64_t NEVER_SENT = 0; /* a slot that no send has */
+constexpr size_t SPARE = 1024;     /* bytes added to the size of a Pair */
 constexpr char GONE[] = "rank %d ended, left the group or cannot be reached (gloo: %s)";
-constexpr milliseconds NAP(2); /* other groups may have something to do */
+constexpr milliseconds NAP(2); /* short, because other groups may have something to do */
 
 struct Failed {
     cairn_status status;
@@ -75,13 +74,13 @@ void check(cairn_status status) {
     throw failed;
 }
 
-/* "[pair.cc:589] Connection closed by peer" without the place. */
+/* The message without its place: "[pair.cc:589] Connection closed by peer". */
 const char *words(const std::exception &e) {
     const char *text = e.what(), *end = *text == '[' ? strchr(text, ']') : nullptr;
     return end && end[1] == ' ' ? end + 2 : text;
 }
 
-/* Runs what may throw. */
+/* Runs code that may throw, and turns exceptions into a status. */
 template <typename F> cairn_status guarded(cairn_status otherwise, F body) noexcept {
     try {
         body();
@@ -97,7 +96,7 @@ template <typename F> cairn_status guarded(cairn_status otherwise, F body) noexc
     }
 }
 
-/* Threads that begin meanwhile get no signals: those are the program's. */
+/* While it lives, new threads start with all signals blocked: those are the program's. */
 class NoSignals {
   public:
     NoSignals() {
@@ -111,7 +110,7 @@ class NoSignals {
     sigset_t before;
 };
 
-/* gloo writes to connections that may be gone, which is SIGPIPE to the thread that does. */
+/* Blocks SIGPIPE while it lives: gloo writes to connections that may be gone, which raises it in the writing thread. */
 class NoPipeSignal {
   public:
     NoPipeSignal() {
@@ -148,25 +147,25 @@ int lock_until(pthread_mutex_t *mutex, const struct timespec *until) {
 
 /* ---- connections ---- */
 
-/* A connection that was made, and whose other end has proven itself, before gloo gets it. gloo's pairs make their own
- * from the first that comes to a socket of their own; here that is closed at once.
+/* A pair over a connection that libcairn has made, and whose other end has proven itself. A pair of gloo's own takes
+ * the first connection to a listening socket of its own; here that socket is closed at once.
  *
- * gloo lets exceptions out of its thread, which would end the process. Here one ends the connection. */
+ * gloo lets exceptions escape from its thread, which would end the process. Here an exception ends the connection. */
 class Pair : public gloo::transport::tcp::Pair {
   public:
     using gloo::transport::tcp::Pair::Pair;
 
-    /* gloo's headers may say too small a size for what gloo makes of it (lacking/gloo/common/memory.h). */
+    /* gloo's headers may give Pair a smaller size than the library uses (lacking/gloo/common/memory.h). */
     static void *operator new(size_t nbytes) { return ::operator new(nbytes + SPARE); }
     static void operator delete(void *p) { ::operator delete(p); }
 
     ~Pair() override {
         const std::lock_guard<std::mutex> guard(m_);
-        if (state_ != CLOSED) changeState(CLOSED); /* which waits until gloo's thread is out of this */
+        if (state_ != CLOSED) changeState(CLOSED); /* waits until gloo's thread has left this pair */
     }
 
-    /* False, and fd is the caller's still: a stranger came to gloo's own socket in the moment that it was there.
-     * Throws, and it is the caller's too, where the connection has ended already. */
+    /* Takes over fd. Returns false if a stranger connected to gloo's own socket before it was closed; throws if the
+     * connection has ended already. In both cases fd stays the caller's. */
     bool adopt(int fd) {
         const std::lock_guard<std::mutex> guard(m_);
         if (state_ != LISTENING) return false;
@@ -176,7 +175,7 @@ class Pair : public gloo::transport::tcp::Pair {
         try {
             handleConnected();
         } catch (...) {
-            fd_ = -1; /* gloo would ask its thread to forget it, which does not know it, and end the process */
+            fd_ = -1; /* else gloo would ask its thread to forget fd_, which it does not know, and end the process */
             state_ = CLOSED;
             throw;
         }
@@ -198,9 +197,9 @@ class Pair : public gloo::transport::tcp::Pair {
     }
 
   private:
-    /* gloo returns at once where another thread has the lock, its loop gets the same event again, and so takes the
-     * processor from a holder that waits for one. A holder that closes this waits until gloo's thread is out of here,
-     * which therefore waits at most 1 ms. */
+    /* If another thread has the lock, gloo's handler returns at once and its loop gets the same event again, so it
+     * would take the processor from the holder. The holder may itself wait until gloo's thread has left this pair, in
+     * order to close it, so this waits for 1 ms at most. */
     void wait_for_lock() noexcept {
         constexpr long MOST_NS = 1000000, SECOND_NS = 1000000000;
         std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
@@ -213,8 +212,8 @@ class Pair : public gloo::transport::tcp::Pair {
         if (lock_until(m_.native_handle(), &until) == 0) m_.unlock();
     }
 
-    /* Another thread may have the lock for a moment, or, as it closes this, until gloo's thread is out of here. No
-     * event would come again for bytes that were read. */
+    /* Another thread may hold the lock for a moment, or, while it closes this pair, until gloo's thread has left it.
+     * The exception is not dropped, because no event comes again for bytes that were read. */
     void end_by(const std::exception_ptr &e) noexcept {
         std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
         for (int tries = 0; !guard && tries < 1000; tries++) {
@@ -223,7 +222,7 @@ class Pair : public gloo::transport::tcp::Pair {
         }
         if (!guard || state_ == CLOSED) return;
         try {
-            signalException(e); /* unless there was one */
+            signalException(e); /* unless there was one before */
         } catch (...) {
             changeState(CLOSED);
         }
@@ -258,7 +257,7 @@ class Context : public gloo::transport::tcp::Context {
     bool has_left(int r) { return r != rank && static_cast<Pair *>(getPair(r).get())->has_ended(); }
 };
 
-/* Of a group, until gloo has them. */
+/* Owns a group's connections until gloo has adopted them. */
 class Links {
   public:
     explicit Links(const struct cairn__engine_options &options) : fds((size_t)options.size, -1) {
@@ -275,7 +274,8 @@ class Links {
     std::vector<int> fds;
 };
 
-/* The thread that moves all bytes of a group. Its pairs' own sockets, which are not used, are this machine's alone. */
+/* Starts the thread that moves all bytes of a group. The listening sockets of its pairs, which are not used, accept
+ * only connections within this machine. */
 std::shared_ptr<gloo::transport::tcp::Device> begin_device(int rank) {
     const NoSignals for_its_thread;
     try {
@@ -299,7 +299,7 @@ std::shared_ptr<Context> meet(const struct cairn__engine_options &options) {
 
 /* ---- transfers under way ---- */
 
-/* What a lane waits for: something was sent to a rank, or received from it. */
+/* One operation for which a lane waits: a send to a rank, or a receive from it. */
 struct Part {
     int peer;
     bool is_send;
@@ -320,14 +320,14 @@ struct cairn__moving {
 
 namespace {
 
-/* Its transfers in their order, the buffers that they go through, and the thread that waits for them. All but the
- * buffers under the engine's lock. */
+/* A lane: its transfers in order, the buffers for them, and the thread that waits for them. The engine's lock guards
+ * everything except the buffers. */
 struct Lane {
     std::deque<cairn__moving *> queue;
-    std::condition_variable filled;               /* it has work, or all is over */
-    std::vector<std::unique_ptr<Buffer>> buffers; /* [size] of the engine; NULL where it does not go */
+    std::condition_variable filled;               /* it has work, or the engine is over */
+    std::vector<std::unique_ptr<Buffer>> buffers; /* [size] of the engine; NULL for ranks that the lane does not use */
     std::thread thread;
-    uint64_t number = 0; /* of the transfers begun */
+    uint64_t number = 0; /* of transfers begun */
     int waits_for = -1;  /* the rank, -1 = none */
 };
 
@@ -339,14 +339,14 @@ struct cairn__engine {
     std::shared_ptr<Context> context;
 
     std::mutex lock;
-    std::condition_variable finished; /* a transfer is done, or all is over: for the caller */
+    std::condition_variable finished; /* for the caller: a transfer is done, or the engine is over */
     std::vector<std::unique_ptr<Lane>>
         lanes; /* collectives, then sends by rank, then recvs by rank; NULL until needed */
-    std::vector<std::unique_ptr<cairn__moving>> all; /* under way, or done and not tested yet */
+    std::vector<std::unique_ptr<cairn__moving>> all; /* in flight, or done and not tested yet */
     bool over = false;                               /* failed, aborted or closing */
-    cairn_status status = CAIRN_OK;                  /* why it is, with the words */
+    cairn_status status = CAIRN_OK;                  /* why it is over, with the message in `why` */
     char why[512] = "";
-    uint64_t done = 0, seen_done = 0; /* transfers, and those that the caller knows of */
+    uint64_t done = 0, seen_done = 0; /* transfers, and how many of them rest() has seen */
     void (*wake)(void *ctx) = nullptr;
     void *wake_ctx = nullptr;
 
@@ -379,7 +379,7 @@ static bool is_message(const struct cairn__transfer &t) {
     return t.kind == CAIRN__MOVE_SEND || t.kind == CAIRN__MOVE_RECV;
 }
 
-/* To gloo. */
+/* Passes the operation to gloo. */
 void cairn__engine::give(Buffer &buffer, const Part &part, uint64_t slot, size_t at, size_t nbytes) {
     try {
         if (part.is_send) {
@@ -393,8 +393,8 @@ void cairn__engine::give(Buffer &buffer, const Part &part, uint64_t slot, size_t
     }
 }
 
-/* A buffer of a lane is all of memory, so that one serves every transfer. The receive without a sender is what wakes
- * its waits when the connection breaks: gloo tells waiting operations only, and none that is half done. */
+/* A lane's buffer spans all memory, so one buffer serves every transfer. The receive that no send matches wakes the
+ * lane's waits if the connection breaks: gloo notifies only waiting operations, and none that is in progress. */
 void cairn__engine::begin_lane(Lane &lane, const struct cairn__transfer &t) {
     lane.buffers.resize((size_t)size);
     for (int r = 0; r < size; r++) {
@@ -403,7 +403,7 @@ void cairn__engine::begin_lane(Lane &lane, const struct cairn__transfer &t) {
         try {
             lane.buffers[(size_t)r]->recv(r, NEVER_SENT, 0, 0);
         } catch (const gloo::Exception &) {
-            continue; /* has left, being done; a transfer that needs it fails by itself */
+            continue; /* the rank has left because it is done; a transfer that needs it fails by itself */
         }
     }
     const NoSignals for_its_thread;
@@ -422,13 +422,13 @@ Lane &cairn__engine::lane_of(const struct cairn__transfer &t) {
     return *lanes[i];
 }
 
-/* false: the wait was aborted. */
+/* Returns false if the wait was aborted. */
 bool wait(Buffer &buffer, bool is_send) {
     return is_send ? buffer.waitSend(FOREVER) : buffer.waitRecv(FOREVER);
 }
 
-/* A wait that comes too late to see a completion sees that the connection has ended since. Asked again, it looks at
- * completions first. */
+/* A wait that begins after the completion of its operation may find that the connection has ended since, and throw. A
+ * second wait looks at completions first. */
 bool wait_twice(Buffer &buffer, bool is_send) {
     try {
         return wait(buffer, is_send);
@@ -437,7 +437,7 @@ bool wait_twice(Buffer &buffer, bool is_send) {
     }
 }
 
-/* false: all is over. */
+/* Returns false if the engine is over. */
 bool cairn__engine::await(Lane &lane, const Part &part) {
     Buffer &buffer = *lane.buffers[(size_t)part.peer];
     {
@@ -451,7 +451,7 @@ bool cairn__engine::await(Lane &lane, const Part &part) {
     }
 }
 
-/* A lane's thread: until all is over. */
+/* The thread of a lane; returns when the engine is over. */
 void cairn__engine::run(Lane &lane) noexcept {
     pthread_setname_np(pthread_self(), "cairn-gloo");
     int peer = 0;
@@ -488,7 +488,7 @@ void cairn__engine::lose(int peer, const std::exception &e) noexcept {
     die(CAIRN_EPEER, text);
 }
 
-/* Remembers the first failure; what comes of an abort is none. */
+/* Remembers the first failure; an error after an abort is no failure. */
 void cairn__engine::die(cairn_status st, const char *text) noexcept {
     {
         const std::lock_guard<std::mutex> guard(lock);
@@ -500,13 +500,13 @@ void cairn__engine::die(cairn_status st, const char *text) noexcept {
     end_waits();
 }
 
-/* Under lock. */
+/* To be called with the lock held. */
 void cairn__engine::wake_all() noexcept {
     finished.notify_all();
     if (wake) wake(wake_ctx);
 }
 
-/* An aborted wait that has not begun yet ends as soon as it does. */
+/* Aborts all waits. A wait that has not begun yet is aborted as soon as it begins. */
 void cairn__engine::end_waits() noexcept {
     const std::lock_guard<std::mutex> guard(lock);
     over = true;
@@ -522,8 +522,8 @@ void cairn__engine::end_waits() noexcept {
     }
 }
 
-/* Buffers go before connections: after that nothing touches the program's memory. Connections end softly, for what was
- * written to them is still on its way to ranks that need it. */
+/* Ends buffers before connections: after that nothing touches the program's memory. Connections end softly, because
+ * written data may still be in flight to ranks that need it. */
 void cairn__engine::end() noexcept {
     end_waits();
     for (const std::unique_ptr<Lane> &lane : lanes) {
@@ -563,7 +563,7 @@ int cairn__engine::awaited() {
     return -1;
 }
 
-/* Connections are reset, which those who wait for this rank notice. */
+/* Resets the connections, which ranks that wait for this one notice. */
 void cairn__engine::reset() noexcept {
     end_waits();
     (void)guarded(CAIRN_EINTERNAL, [&] {
@@ -577,7 +577,7 @@ void cairn__engine::reset() noexcept {
 
 namespace {
 
-/* The parts of one transfer, posted as they are added. */
+/* Posts the parts of one transfer as they are added. */
 class Posting {
   public:
     Posting(cairn__engine &e, Lane &l, const struct cairn__transfer &t, cairn__moving &m)
@@ -601,7 +601,7 @@ class Posting {
     const uint64_t seed;
 };
 
-/* Receives first: a send that finds its receive goes out at once. */
+/* Receives first: a send whose receive is posted goes out at once. */
 void post_alltoall(const cairn__engine &e, const struct cairn__transfer &t, Posting &posting) {
     char *dst = (char *)t.dst;
     const char *src = (const char *)t.src;
@@ -674,7 +674,7 @@ static bool has_left(struct cairn__engine *parent, int rank) {
 static cairn_status derive_engine(struct cairn__engine *parent, const int *ranks,
                                   const struct cairn__engine_options *options, struct cairn__engine **out) {
     return guarded(CAIRN_ESYSTEM, [&] {
-        struct cairn__engine_options o = *options; /* they meet by their new numbers */
+        struct cairn__engine_options o = *options; /* the ranks meet by their new numbers */
         o.has_left = has_left;
         o.parent = parent;
         o.parent_ranks = ranks;

@@ -1,4 +1,4 @@
-/* What libcairn_gloo.so hands out. */
+/* The tables that libcairn_gloo.so exports. */
 #include "comm/exchange/engine.h"
 #include "device/module.h"
 

@@ -1,8 +1,8 @@
 /* Deadlock detection in shared memory (comm/deadlock.h).
  *
- * A rank that has waited for a while publishes the call that it waits in and how many collectives of each group it has
- * posted. Neither changes while it waits. The rank that reads this waits too, so its own counts do not change either:
- * what it finds once holds. */
+ * A rank that has waited for a while publishes the call that it waits in, and how many collectives of each group it has
+ * posted. Neither changes while it waits. The rank that reads this waits, too, so its own counts do not change either:
+ * a deadlock, once found, remains. */
 #include <string.h>
 
 #include "comm/deadlock.h"
@@ -47,13 +47,14 @@ static bool has_posted(const struct cairn__shm *s, const struct shm_route *route
     return atomic_load(&route->theirs->slots[(call->number - 1) % SHM_PAIR_SLOTS].ticket) >= call->number;
 }
 
-/* A rank that is gone is reported as gone, unless it went because it detected this deadlock. */
+/* Whether rank still takes part. A rank that is gone is reported as gone, unless it left because it detected this
+ * deadlock. */
 static bool is_there(const struct cairn__shm *s, int rank, const struct shm_stuck *theirs, uint64_t turns) {
     if (atomic_load(&theirs->dead) == turns) return true;
     return !s->peers[rank].dead && atomic_load(&shm_lane(s, rank)->gone) == SHM_HERE;
 }
 
-/* False: it is not stuck, or has posted what this rank waits for. */
+/* Returns false if rank is not stuck, or has posted the call that this rank waits for. */
 static bool read_stuck(const struct cairn__shm *s, const struct shm_route *route, int rank,
                        const struct cairn__call *call, struct cairn__stuck *out) {
     const struct shm_stuck *theirs = stuck_of(s, rank);

@@ -1,5 +1,5 @@
-/* How ranks that know each other connect: rank i to every rank below it. Listeners stay open until the group stands, so
- * a refused connection means that the rank has ended. */
+/* Connects ranks that know each other: rank i connects to every rank below it. Listeners stay open until the group is
+ * created, so a refused connection means that the rank has ended. */
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -34,7 +34,7 @@ static bool same_user(int fd, int *pid) {
     return true;
 }
 
-/* pid is as this process sees it, 0 where it is in another namespace. */
+/* pid is the number that this process sees; 0 if the other process is in another namespace. */
 static int watch_process(int pid) {
     return pid > 0 && pid != getpid() ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
@@ -59,7 +59,7 @@ static cairn_status connect_to(struct meeting *m, int rank) {
     return CAIRN_OK;
 }
 
-/* The rank at the other end; -1 for a stranger or a probe. */
+/* Returns the rank at the other end; -1 for a stranger or a probe. */
 static int identify(const struct cairn__shm *s, int fd, int *pid) {
     struct hello hello;
     struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -93,7 +93,7 @@ static int first_unconnected(const struct cairn__shm *s) {
     return r;
 }
 
-/* A rank that published itself and ended before it connected shows by refusing a connection. */
+/* Fails for a rank that published itself but ended before it connected: it refuses a connection. */
 static cairn_status probe(struct meeting *m) {
     for (int r = m->s->rank + 1; r < m->s->size; r++) {
         if (m->s->peers[r].fd >= 0) continue;

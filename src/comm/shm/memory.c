@@ -1,7 +1,8 @@
-/* Memory files and how they travel: created unlinked, filled with pages at once (so that running out is a status here
- * and not a SIGBUS later), passed as descriptors. Whole blocks become huge pages as soon as they have their first page:
- * what backward writes, the collective adds up and the optimizer reads is bound by memory, and most systems give shared
- * memory no huge pages by themselves. One that refuses only costs speed. */
+/* Memory files: created without a name, filled with pages at once (so that a lack of memory is a status here, not a
+ * SIGBUS later), and passed to other ranks as descriptors. Whole blocks become huge pages as soon as they have their
+ * first page: the backward that writes this memory, the collective that adds it up and the optimizer that reads it are
+ * bound by memory, and most systems give shared memory no huge pages by themselves. A system that refuses them only
+ * costs speed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -25,9 +26,9 @@
 enum { HUGE_PAGE = 2 << 20, PATIENCE_MS = 20, END_MS = 200 };
 
 struct parcel {
-    int64_t group; /* its index: ranks that failed halfway may leave parcels behind */
+    int64_t group; /* the group's index: ranks that failed halfway may leave parcels behind */
     int32_t status;
-    void *address; /* in a process that both ranks are threads of; NULL: a descriptor comes with it */
+    void *address; /* if both ranks are threads of one process; NULL: a descriptor comes with the parcel */
     char reason[500];
 };
 
@@ -37,8 +38,8 @@ static size_t page_nbytes(void) {
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The kernel collapses no block that is empty. Before Linux 6.1 it collapses none, and gives huge pages only where
- * MADV_HUGEPAGE comes before the first page. */
+/* The kernel does not collapse an empty block, hence the first page. Before Linux 6.1 it collapses no block, and gives
+ * huge pages only if MADV_HUGEPAGE comes before the first page. */
 static void collapse(char *memory, size_t nbytes) {
     if (nbytes >= HUGE_PAGE) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
     for (size_t i = 0; i + HUGE_PAGE <= nbytes; i += HUGE_PAGE) {
@@ -52,7 +53,8 @@ cairn_status cairn__shm_fill(void *memory, size_t nbytes) {
     return cairn__fail_errno(ENOMEM, "%zu bytes of shared memory for messages", nbytes);
 }
 
-/* Room in the address space that begins where a huge page may; one of a file is mapped as such only there. */
+/* Reserves address space that begins at a multiple of a huge page; only there can a huge page of a file be mapped as
+ * one. */
 static void *reserve(size_t nbytes) {
     const size_t page = page_nbytes(), whole = (nbytes + page - 1) / page * page;
     char *const room = mmap(NULL, whole + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -79,7 +81,7 @@ static cairn_status fill_file(int fd, size_t nbytes, size_t filled, void **out) 
     struct rlimit limit = {0};
     void *p = NULL;
     cairn_status st = CAIRN_OK;
-    /* A memory file is a file to ulimit -f, and a longer one is answered by a SIGXFSZ. */
+    /* ulimit -f also limits memory files; beyond it the process gets a SIGXFSZ. */
     const bool is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     REQUIRE(!is_limited || nbytes <= limit.rlim_cur, CAIRN_ENOMEM,
             "%zu bytes of shared memory are more than the %llu that a file may have here; raise ulimit -f", nbytes,
@@ -130,8 +132,9 @@ void cairn__shm_unmap(void *memory, size_t nbytes) {
 
 static const char DID[] = "exchanged memory with the others";
 
-/* A rank that notices an end while a group is made closes its own connections: of those that are closed, the rank whose
- * process is gone was first. The system reports the end of a process a moment after that of its connections. */
+/* The rank that ended first. A rank that notices an end while a group is made closes its own connections, so of several
+ * ranks with closed connections, the one whose process is gone was first. The system reports the end of a process a
+ * moment after that of its connections. */
 static int first_ended(const struct cairn__shm *s, int peer) {
     struct pollfd processes[CAIRN__MAX_RANKS];
     bool any = false;
@@ -149,8 +152,8 @@ static cairn_status ended(struct cairn__shm *s, int peer) {
     return cairn__shm_fail_gone(s, first_ended(s, peer), DID);
 }
 
-/* The rank that this one waits for may itself wait for one that ended or gave up: a group that is being made ends with
- * its parent. */
+/* Fails if any rank is gone: the rank for which this one waits may itself wait for a rank that ended or gave up,
+ * because a group that is being made ends with its parent. */
 static cairn_status check_others(struct cairn__shm *s) {
     struct cairn__shm *all = s->parent ? s->parent : s;
     cairn_status st = CAIRN_OK;
@@ -180,7 +183,7 @@ out:
     return st;
 }
 
-/* Room for one descriptor beside a message, aligned as the kernel wants it. */
+/* Room for one descriptor beside a message, with the alignment that the kernel requires. */
 union fd_control {
     struct cmsghdr header;
     char bytes[CMSG_SPACE(sizeof(int))];
@@ -198,7 +201,7 @@ cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t inde
     struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
     if (status == CAIRN_OK && !address) message.msg_control = &control, message.msg_controllen = sizeof(control);
     for (;;) {
-        /* A stream socket takes so small a message whole or not at all. */
+        /* A stream socket takes a message this small whole or not at all. */
         ssize_t sent = sendmsg(s->peers[peer].fd, &message, MSG_NOSIGNAL);
         if (sent >= 0) return CAIRN_OK;
         if (errno == EINTR) continue;
