@@ -1,7 +1,8 @@
-/* Every kernel once more, 16 lanes at a time: the text that avx2.c and avx512.c share.
+/* All kernels with 16 lanes: the code that avx2.c and avx512.c share.
  *
- * It is a template, not a header: a kernel file first defines the 16-lane types and operations of its instruction set,
- * all static, then includes this. Nothing here is seen outside that file, so no instruction leaks into generic code.
+ * This is a template, not a header: a kernel file first defines the 16-lane types and operations of its instruction
+ * set, all static, and then includes this file. Nothing here is visible outside that file, so no instruction leaks into
+ * generic code.
  *
  *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
@@ -21,8 +22,8 @@
  *   round_32(dst, x, words)  32 f32 to bf16, with the low halves of words for even ones, the high halves for odd ones
  *
  * Why the bits agree with ref.c: lanes are independent, every operation is one IEEE operation, and sums keep element i
- * in lane i % 16. A part load fills the lanes behind the end with +0, which no sum and no maximum notices: what
- * comes of them is not finite only where a factor is not, and then no element's result is. */
+ * in lane i % 16. A part load fills the lanes after the end with +0, which changes no sum and no maximum: such a lane
+ * gives a non-finite result only if a factor is not finite, and then no element's result is finite either. */
 #include <string.h>
 
 #include "kernels/element.h"
@@ -30,7 +31,7 @@
 
 enum { LANES = 16, STREAM_FROM_NBYTES = 4 << 20 };
 
-/* One block of up to 16 elements at i. WHOLE and STREAM blocks have all of them; STREAM stores pass the caches by. */
+/* One block of up to 16 elements at i. WHOLE and STREAM blocks have all 16. STREAM stores bypass the caches. */
 enum how { WHOLE, STREAM, PART };
 struct at {
     size_t i;
@@ -38,8 +39,8 @@ struct at {
     size_t count;
 };
 
-/* Runs the statement over all blocks of [0, n), each described by `at`. Where `streamed` is not NULL, whole blocks
- * stream, from its first 64-byte boundary on; it is an array of elements of `width` bytes. */
+/* Runs the statement over all blocks of [0, n); `at` describes each block. If `streamed` is not NULL, whole blocks from
+ * its first 64-byte boundary on are streamed; it is an array of elements of `width` bytes. */
 #define OVER(n, streamed, width, ...)                                                             \
     do {                                                                                          \
         size_t i_ = 0, end_ = (n);                                                                \
@@ -67,7 +68,7 @@ struct at {
         __VA_ARGS__;                                      \
     } while (0)
 
-/* The same over [begin, end), without streams. */
+/* The same over [begin, end), without streaming. */
 #define OVER_SOME(begin, end, ...)                                                  \
     do {                                                                            \
         size_t i_ = (begin), end_ = (end);                                          \
@@ -87,9 +88,9 @@ struct at {
         if (i_ < end_) ONE(i_, PART, end_ - i_, __VA_ARGS__);                       \
     } while (0)
 
-/* A sum: the statement adds what is at `at` to lanes; `close` adds these up, in f64, after each block of a sum, and
- * makes them +0 for the next. Blocks do not depend on each other, so that the processor runs several at once; one
- * unrolled whole would take more registers than AVX2 has. */
+/* Computes a sum: the statement adds the elements at `at` to lanes; after each block of a sum, `close` adds the lanes
+ * up, in f64, and resets them to +0. Blocks do not depend on each other, so the processor runs several at once;
+ * unrolling a whole block would take more registers than AVX2 has. */
 #if defined(__clang__)
 #define ROLLED _Pragma("clang loop unroll(disable)")
 #else
@@ -113,7 +114,7 @@ struct at {
         }                                                                              \
     } while (0)
 
-/* The same, four whole blocks at a time: `vectors` tells how many begin at `at`. */
+/* Like OVER, but with up to four whole blocks at a time: `vectors` is how many begin at `at`. */
 #define OVER_4(n, streamed, width, ...)                                                                        \
     do {                                                                                                       \
         size_t i_ = 0, end_ = (n);                                                                             \
@@ -141,7 +142,7 @@ INLINE size_t width_of(int type) {
     return type == CAIRN_F32 ? 4 : 2;
 }
 
-/* dst, where its stores should stream: a large array whose lines are not in the cache for having just been read. */
+/* Returns dst if its stores should be streamed: a large array whose lines have not just been read into the cache. */
 INLINE const void *streamed(const void *dst, int type, size_t n, bool in_place) {
     return !in_place && n >= STREAM_FROM_NBYTES / width_of(type) ? dst : NULL;
 }
@@ -178,12 +179,13 @@ INLINE void put(int type, void *x, struct at at, vec v) {
     }
 }
 
-/* A block that is written but never part of a stream: in place beside a streamed array. */
+/* For an array that is written in place beside a streamed array: its stores are not streamed. */
 INLINE struct at kept(struct at at) {
     return (struct at){at.i, at.how == STREAM ? WHOLE : at.how, at.count};
 }
 
-/* The least magnitude, as bits of an f32, that is infinite once rounded to type: the midpoint above its largest. */
+/* The smallest magnitude, as bits of an f32, that rounds to infinity in `type`: the midpoint above its largest
+ * number. */
 INLINE uint32_t overflow_bits(int type) {
     return type == CAIRN_F16 ? 0x477ff000u : type == CAIRN_BF16 ? 0x7f7f8000u : 0x7f800000u;
 }
@@ -245,7 +247,7 @@ INLINE void axpby(int from, int to, void *dst, const void *x, const float *y, si
     *found |= any_from(seen, overflow_bits(to));
 }
 
-/* Halves are looked at as they are, 32 at a time, without widening. */
+/* Reads halves as they are, 32 at a time, without widening them. */
 INLINE void check_halves(int type, const uint16_t *x, size_t n, uint32_t *found) {
     const uint16_t exponent = type == CAIRN_F16 ? 0x7c00u : 0x7f80u;
     bits seen = nothing_seen(), seen_too = seen;
@@ -273,14 +275,14 @@ INLINE void check(int type, const void *x, size_t n, uint32_t *found) {
     *found |= any_from(seen, overflow_bits(CAIRN_F32));
 }
 
-/* Squares of halves are exact in f32: fusing their addition rounds as adding them does. */
+/* Squares of halves are exact in f32, so a fused addition rounds like a separate one. */
 INLINE void add_pair(int type, vec sum[2], const uint16_t *x) {
     const struct pair v = type == CAIRN_F16 ? pair_of_f16(x) : pair_of_bf16(x);
     sum[0] = fused(v.a, v.a, sum[0]);
     sum[1] = fused(v.b, v.b, sum[1]);
 }
 
-/* The 16 sums of a block's squares. */
+/* Returns the 16 lanes' sums of a block's squares. */
 INLINE vec block_of_squares(int type, const uint16_t *x, size_t n) {
     vec sum[4] = {splat(0), splat(0), splat(0), splat(0)};
     size_t i = 0;
@@ -308,7 +310,7 @@ INLINE vecd add_squares_of_bf16(vecd lanes, const uint16_t *x, size_t n) {
     return add_normal_squares(lanes, rest);
 }
 
-/* As most of an embedding's gradient is. */
+/* Most blocks of an embedding's gradient are zeros. */
 INLINE bool are_zeros(const uint16_t *x, size_t n) {
     bits seen = nothing_seen();
     uint32_t rest = 0;
@@ -331,8 +333,8 @@ INLINE vecd squares_of_halves(int type, const uint16_t *x, size_t n) {
     return lanes;
 }
 
-/* No sum of squares of finite f32 overflows an f64, and an infinity or a NaN never leaves a lane again: the lanes tell
- * at the end what was seen, at no cost on the way. */
+/* No sum of squares of finite f32 overflows an f64, and an infinity or a NaN never leaves a lane again: the lanes show
+ * at the end whether there was one, at no cost per element. */
 INLINE void sumsq(int type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
     vecd lanes = zeros_f64();
     if (type == CAIRN_F32) {
@@ -346,16 +348,16 @@ INLINE void sumsq(int type, const void *x, size_t n, float factor, double *sum, 
 
 /* ---- counts ---- */
 
-/* Magnitudes of finite elements, as bits: the greatest, and the smallest but 0. */
+/* Magnitudes of finite elements, as bits: the greatest, and the smallest except 0. */
 struct ends {
     uint32_t greatest, smallest;
 };
 
 enum { TALLY_NBYTES = 32, TALLIES = 1 << 14 };
 
-/* Counts of at most TALLIES vectors, which 16 bits hold, in GCC's vector extension, which clang has too. Without the
- * sign, bits compare as signed numbers do; what is true is -1, for which AVX-512's masks have no use: hence 32 bytes.
- * Elements behind the end are zeros, and taken off again. */
+/* Counts of at most TALLIES vectors, which fit in 16 bits, in GCC's vector extension, which clang has, too. Without the
+ * sign, bits compare like signed numbers. A true comparison gives -1, while AVX-512 compares into masks: hence vectors
+ * of 32 bytes. Elements after the end are zeros, and are subtracted again. */
 #define MAKE_TALLY(name, word)                                                                                      \
     static void name(const word *x, size_t n, word infinity, word least, struct cairn__counts *c, struct ends *e) { \
         typedef word lanes __attribute__((vector_size(TALLY_NBYTES)));                                              \
@@ -386,13 +388,13 @@ enum { TALLY_NBYTES = 32, TALLIES = 1 << 14 };
 MAKE_TALLY(tally_16, int16_t)
 MAKE_TALLY(tally_32, int32_t)
 
-/* The bits, as an f32 has them, of what has these bits in its own type. */
+/* Widens a number of `type`, given by its bits, to f32, and returns the bits of that. */
 INLINE uint32_t widened_bits(int type, uint32_t m) {
     if (type == CAIRN_F32) return m;
     return cairn__f32_bits(type == CAIRN_F16 ? cairn__f16_to_f32((uint16_t)m) : cairn__bf16_to_f32((uint16_t)m));
 }
 
-/* The least magnitude, as bits of its type, that reaches `least` in f32; infinity's where no other does. */
+/* The smallest magnitude, as bits of `type`, that is at least `least` in f32; infinity if there is no smaller one. */
 INLINE uint32_t least_of_type(int type, uint32_t infinity, uint32_t least) {
     uint32_t low = 0, high = infinity;
     while (low < high) {
@@ -437,9 +439,9 @@ INLINE void round_to(int type, float *dst, const float *src, size_t n) {
 
 /* ---- random numbers ---- */
 
-enum { BLOCKS = LANES, WORDS = 4 * LANES }; /* Philox blocks made at once, one a lane, and their words */
+enum { BLOCKS = LANES, WORDS = 4 * LANES }; /* Philox blocks made at once, one per lane, and their words */
 
-/* The keys of Philox's ten rounds, in memory: a round reads them at no cost. */
+/* The keys of Philox's ten rounds, in memory, from where a round reads them at no cost. */
 struct keys {
     uint32_t round[10][2];
 };
@@ -453,8 +455,8 @@ INLINE struct keys keys_of(uint64_t seed) {
     return keys;
 }
 
-/* The words of 16 blocks from `counter`, a multiple of 16, in the order of their elements. Lane 4 g + j starts as block
- * 4 j + g, so that a transposition within groups of four lanes brings the words in order. */
+/* Computes the words of 16 blocks from `counter`, a multiple of 16, in the order of their elements. Lane 4 g + j starts
+ * as block 4 j + g, so that transposing within groups of four lanes puts the words in order. */
 INLINE void draw(const struct keys *keys, uint64_t counter, uint64_t stream, words c[4]) {
     static const uint32_t order[LANES] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
     c[0] = words_xor(words_from(order), words_of((uint32_t)counter));
@@ -473,7 +475,7 @@ INLINE void draw(const struct keys *keys, uint64_t counter, uint64_t stream, wor
     transpose_words(c);
 }
 
-/* Some elements, by some of one draw's 128 numbers: those from `skipped` on. */
+/* Rounds n elements by some of the 128 numbers of one draw: those from `skipped` on. */
 static void round_some(uint16_t *dst, const float *x, size_t n, const words c[4], size_t skipped) {
     uint32_t word[WORDS + LANES] = {0};
     memcpy(word, c, WORDS * sizeof(word[0]));
@@ -505,13 +507,13 @@ static void NAMED(round_stochastic)(uint16_t *dst, const float *x, size_t n, uin
 
 /* ---- reduction over ranks ---- */
 
-/* A power of two has an exact inverse, and multiplying by it rounds the same number as dividing does. */
+/* A power of two has an exact inverse, so multiplying by it gives the same bits as dividing. */
 INLINE bool has_exact_inverse(float divisor) {
     int exponent;
     return frexpf(divisor, &exponent) == 0.5f && exponent > -100 && exponent < 100;
 }
 
-/* The greater of two is the lesser of their opposites. */
+/* The greater of two numbers is the opposite of the lesser of their opposites. */
 INLINE vec combined(int op, vec x, vec y) {
     switch (op) {
     case CAIRN__REDUCE_MIN:
@@ -525,7 +527,7 @@ INLINE vec combined(int op, vec x, vec y) {
     }
 }
 
-/* What follows the combination of all: a sum is divided. */
+/* Applied after all ranks' elements are combined: a sum is divided. */
 struct finish {
     bool by_inverse;
     vec divisor, inverse;
@@ -535,8 +537,8 @@ INLINE struct at vector_of(struct at at, int v) {
     return (struct at){at.i + (size_t)v * LANES, at.how, at.count};
 }
 
-/* At most 4 vectors, of one array after the other, so that its lines are requested together. num_dsts and p are
- * constants in the common cases. */
+/* Handles at most 4 vectors of an array before the next array, so that its lines are requested together. num_dsts and p
+ * are constants in the common cases. */
 INLINE bits reduce_at(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, struct at at,
                       int vectors, const struct finish *f, bits seen) {
     vec x[4];
@@ -606,7 +608,7 @@ INLINE int half_type(int mode) {
     return mode == CAIRN__W_F32_F16 ? (int)CAIRN_F16 : mode == CAIRN__W_F32_BF16 ? (int)CAIRN_BF16 : 0;
 }
 
-/* The half copy of a master is only written, so it alone of an optimizer's arrays is worth streaming. */
+/* Of an optimizer's arrays only the half copy of a master is never read, so only its stores are streamed. */
 INLINE const void *streamed_half(int mode, const void *half, size_t n) {
     return half_type(mode) ? streamed(half, half_type(mode), n, false) : NULL;
 }
@@ -637,7 +639,7 @@ INLINE void sgd(int grad_type, int mode, void *param, void *half, float *const *
     });
 }
 
-/* Adam; or LAMB's direction, which goes to state[2]. */
+/* Adam's update, or LAMB's direction, which is written to state[2]. */
 INLINE void adam_or_lamb(bool is_lamb, int grad_type, int mode, void *param, void *half, float *const *state,
                          const void *grad, size_t n, const struct cairn__adam *h) {
     const struct cairn__adam o = *h;
@@ -741,7 +743,7 @@ static void NAMED(relu_backward)(float *dx, const float *dy, const float *x, siz
     OVER(n, stream, 4, put(CAIRN_F32, dx, at, where_positive_or_nan(get(CAIRN_F32, x, at), get(CAIRN_F32, dy, at))));
 }
 
-/* What lanes hold goes to a sum, and they begin anew. */
+/* Adds the lanes to *sum and resets them. */
 INLINE void close_block(double *sum, vec *lanes) {
     *sum += (double)tree(*lanes);
     *lanes = splat(0);
@@ -793,7 +795,7 @@ static void NAMED(drain)(double *sums, float *part, size_t n) {
     }
 }
 
-/* A vector of columns: its sums stay in registers. */
+/* For few columns or rows: the sums of one vector of columns stay in registers. */
 INLINE void sum_columns(int type, float *dst, const void *x, size_t rows, size_t cols, size_t n) {
     OVER(n, NULL, 4, {
         vecd all = zeros_f64();
@@ -807,14 +809,14 @@ INLINE void sum_columns(int type, float *dst, const void *x, size_t rows, size_t
     });
 }
 
-/* What a fold takes of row x at `at`. */
+/* The term that a fold adds for the elements at `at` of row x. */
 INLINE vec term(int f, int type, const void *x, const float *centre, struct at at) {
     vec v = get(type, x, at);
     if (centre) v = sub(v, get(CAIRN_F32, centre, at));
     return f == CAIRN__FOLD_SUM_SQUARES ? mul(v, v) : f == CAIRN__FOLD_SUM_ABS ? magnitude(v) : v;
 }
 
-/* Of `rows` rows to what `part` has, or, of the first, to +0. */
+/* Adds terms of `rows` rows to the lanes of `part`, or to +0 if these rows are the first. */
 INLINE vec add_terms(int f, int type, const void *const *x, size_t rows, const float *centre, const float *part,
                      bool first, struct at at) {
     vec lanes = first ? splat(0) : get(CAIRN_F32, part, at);
@@ -822,7 +824,7 @@ INLINE vec add_terms(int f, int type, const void *const *x, size_t rows, const f
     return lanes;
 }
 
-/* What lanes hold at `at` goes to sums; `fresh`: these are not looked at, as if they were +0. */
+/* Adds the lanes at `at` to sums; if `fresh`, sums are overwritten, not read, as if they were +0. */
 INLINE void add_to_f64(double *sums, struct at at, vec lanes, bool fresh) {
     double *to = sums + at.i;
     if (at.how != PART) {
@@ -834,7 +836,7 @@ INLINE void add_to_f64(double *sums, struct at at, vec lanes, bool fresh) {
     for (size_t j = 0; j < at.count; j++) to[j] = (fresh ? 0 : to[j]) + (double)lane[j];
 }
 
-/* A panel of columns, whose sums stay in the first cache. */
+/* Columns of a panel; their sums stay in the first-level cache. */
 enum { PANEL = 1024, LEAST_PANEL = 64 };
 
 INLINE void add_some_rows(int f, int type, double *sums, float *part, const void *const *x, size_t rows, size_t n,
@@ -846,14 +848,14 @@ INLINE void add_some_rows(int f, int type, double *sums, float *part, const void
     });
 }
 
-/* Rows that are a multiple of half a page apart, or less than half a line off it: what is read of them at once lies in
- * few sets of the first cache. */
+/* Whether rows are a multiple of half a page apart, give or take half a cache line: elements that are read of them at
+ * the same time then lie in few sets of the first-level cache. */
 INLINE bool are_in_few_sets(const void *const *x) {
     return ((uintptr_t)x[1] - (uintptr_t)x[0] + 31) % 2048 < 63;
 }
 
-/* n <= PANEL. Rows go on together, so that their sums stay in registers and each is read as it lies: all, but few at a
- * time where more than a set of the cache has would push each other out. */
+/* n <= PANEL. Several rows are read side by side, so that their sums stay in registers and each row is read in order:
+ * all rows, or only few at a time if they would evict each other because more lines than a set has fall into it. */
 INLINE void add_rows(int f, int type, double *sums, const void *const *x, size_t rows, size_t n, const float *centre,
                      bool fresh) {
     enum { FEW = CAIRN__SUM_ROWS / 4 };

@@ -1,8 +1,8 @@
-/* What every device computes around an optimizer's pass: the loss scale's state machine, the scalars of an update, the
- * end of a step. Written once and compiled for the host and for CUDA.
+/* What every device computes around an optimizer's pass: the loss scale's state machine, the scalars of an update, and
+ * the end of a step. Written once and compiled for the host and for CUDA.
  *
- * The structs are in device memory and the host never waits for them: a step reads scale, factor, learning rate and
- * counters there, decides there whether to skip, and writes a report that the host reads later. */
+ * The structs are in device memory, and the host never waits for them: on the device a step reads scale, factor,
+ * learning rate and counters, decides whether to skip, and writes a report that the host reads later. */
 #ifndef CAIRN__KERNELS_STEP_H
 #define CAIRN__KERNELS_STEP_H
 
@@ -15,7 +15,7 @@
 
 /* ---- random streams ---- */
 
-/* What the passes of a recorded step draw from: the seed, and the stream that the replay begins with. The host writes
+/* What the passes of a recorded step draw from: the seed, and the stream with which the replay begins. The host writes
  * it before each launch. */
 struct cairn__random_base {
     uint64_t seed, stream;
@@ -38,14 +38,14 @@ enum cairn__scaler_rule {
 /* What an update did to the scale. */
 enum cairn__scaler_verdict {
     CAIRN__SCALER_KEPT,
-    CAIRN__SCALER_MOVED,         /* grew, or was set anew without an overflow */
-    CAIRN__SCALER_SHRANK,        /* for an overflow */
-    CAIRN__SCALER_REACHED_FLOOR, /* shrank, and can shrink no more */
-    CAIRN__SCALER_AT_FLOOR,      /* was to shrink and could not */
+    CAIRN__SCALER_MOVED,         /* it grew, or was set without an overflow */
+    CAIRN__SCALER_SHRANK,        /* because of an overflow */
+    CAIRN__SCALER_REACHED_FLOOR, /* it shrank to the floor, and can shrink no more */
+    CAIRN__SCALER_AT_FLOOR,      /* it should have shrunk, and could not */
 };
 
 struct cairn__scaler_state {
-    /* Up to hysteresis_left: what the host writes for CAIRN__SCALER_USER, and the device then only reads. */
+    /* For CAIRN__SCALER_USER the host writes the fields up to hysteresis_left, and the device only reads them. */
     double scale;
     int64_t unskipped; /* growth_tracker: clean updates since the scale last changed */
     double user[4];
@@ -54,28 +54,28 @@ struct cairn__scaler_state {
     int32_t rule; /* enum cairn__scaler_rule */
     double min, max, growth, backoff;
     int64_t window;        /* growth_interval */
-    int64_t updates;       /* in all */
-    int64_t last_overflow; /* the number of the last update with one, from 0; -1 = none */
+    int64_t updates;       /* number of all updates */
+    int64_t last_overflow; /* number, from 0, of the last update with an overflow; -1 = none */
     int32_t id;            /* loss_id, for messages */
-    uint32_t found;        /* an overflow, for the next update */
-    uint32_t last_found;   /* `found` of the last update, */
-    int32_t verdict;       /* and its verdict */
+    uint32_t found;        /* nonzero = an overflow, for the next update */
+    uint32_t last_found;   /* `found` of the last update */
+    int32_t verdict;       /* verdict of the last update */
 
-    /* Of CAIRN__SCALER_LOGMAX: options, then its model. The names are the source's. */
+    /* For CAIRN__SCALER_LOGMAX: options, then its model. The names are the source's. */
     double log_max, beta1, beta2, overflow_std_dev;
     double x_hat, slow_x_hat, xsquared_hat, b1_correction, b2_correction;
-    double largest; /* |gradient|, unscaled, for the next update; infinite where one is not finite, 0: there is none */
+    double largest; /* greatest unscaled |gradient|, for the next update; infinite if one is not finite; 0 = none */
     int64_t overflow_feeds_power;
 
-    /* Of CAIRN__SCALER_HISTOGRAM: its bound, and for the next update the shares that saturate at the scale and at the
-     * grown one; -1: no element but 0. saturation_log is the host's. */
+    /* For CAIRN__SCALER_HISTOGRAM: its bound, and for the next update the shares that saturate at the scale and at the
+     * grown scale; -1: all elements are 0. saturation_log is the host's. */
     double saturation_share, saturation_log, saturating, saturating_if_grown;
 };
 
-/* An update, as the host sees it, in memory that it reads without waiting; a ring like that of step reports. */
+/* The report of an update, in memory that the host reads without waiting; a ring like that of step reports. */
 struct cairn__scaler_report {
-    uint64_t number; /* of the update, from 1; written last */
-    double scale;    /* after it, as all */
+    uint64_t number; /* number of the update, from 1; written last */
+    double scale;    /* after the update, as are all fields */
     int64_t unskipped;
     uint32_t found;
     int32_t verdict;
@@ -83,7 +83,7 @@ struct cairn__scaler_report {
 
 /* The scale that one loss was multiplied by, and the factor that unscales its gradients. */
 struct cairn__loss_scale {
-    float scale, factor; /* factor = 1 / scale, formed in double, rounded once */
+    float scale, factor; /* factor = 1 / scale, computed in double, rounded once */
 };
 
 CAIRN__HOST_DEVICE static inline struct cairn__loss_scale cairn__loss_scale_of(const struct cairn__scaler_state *s) {
@@ -93,14 +93,14 @@ CAIRN__HOST_DEVICE static inline struct cairn__loss_scale cairn__loss_scale_of(c
     return result;
 }
 
-/* torch and Megatron hold the scale in f32, and Megatron multiplies there. */
+/* torch and Megatron keep the scale in f32, and Megatron also multiplies in f32. */
 CAIRN__HOST_DEVICE static inline double cairn__scaler_times(const struct cairn__scaler_state *s, double factor) {
     if (s->rule == CAIRN__SCALER_TORCH) return (float)(s->scale * factor);
     if (s->rule == CAIRN__SCALER_MEGATRON) return (float)s->scale * (float)factor;
     return s->scale * factor;
 }
 
-/* A floor above the scale never raises the scale, as apex's would. */
+/* Unlike apex's, a floor above the scale never raises the scale. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_shrink(struct cairn__scaler_state *s) {
     const double less = cairn__scaler_times(s, s->backoff);
     if (s->scale <= s->min) return CAIRN__SCALER_AT_FLOOR;
@@ -119,14 +119,14 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_grow(s
 /* The rules compare the tracker with the window by >=, where their sources use ==: a window that was lowered below the
  * tracker would never be met. */
 
-/* The counter changes nothing of a static scale; it is there for the user to read. */
+/* The counter does not affect a static scale; it is there for the user to read. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_static(struct cairn__scaler_state *s,
                                                                                  uint32_t found) {
     s->unskipped = found ? 0 : s->unskipped + 1;
     return CAIRN__SCALER_KEPT;
 }
 
-/* apex/amp/scaler.py, LossScaler.update_scale; torch's _amp_update_scale_ is the same but for its f32. */
+/* apex/amp/scaler.py, LossScaler.update_scale; torch's _amp_update_scale_ differs only by its f32. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_apex(struct cairn__scaler_state *s,
                                                                                uint32_t found) {
     s->unskipped = found ? 0 : s->unskipped + 1;
@@ -134,9 +134,8 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_apex(s
     return s->unskipped < s->window ? CAIRN__SCALER_KEPT : cairn__scaler_grow(s);
 }
 
-/* deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler.update_scale: iter is updates, last_overflow_iter
- * last_overflow. hysteresis_left stays at 1 once it is used up; where it is less, the source would count down for
- * ever. */
+/* deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler.update_scale: iter is updates, last_overflow_iter is
+ * last_overflow. hysteresis_left stays at 1 once it is used up; below 1 the source would count down forever. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_deepspeed(struct cairn__scaler_state *s,
                                                                                     uint32_t found) {
     const int64_t stable = s->updates - s->last_overflow - 1;
@@ -149,8 +148,8 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_deepsp
     return grows ? cairn__scaler_grow(s) : CAIRN__SCALER_KEPT;
 }
 
-/* megatron/core/optimizer/grad_scaler.py, DynamicGradScaler.update; hysteresis_left stays at 0 where the source goes on
- * counting down. */
+/* megatron/core/optimizer/grad_scaler.py, DynamicGradScaler.update; hysteresis_left stays at 0, where the source
+ * continues to count down. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_megatron(struct cairn__scaler_state *s,
                                                                                    uint32_t found) {
     s->unskipped = found ? 0 : s->unskipped + 1;
@@ -161,8 +160,9 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_megatr
     return cairn__scaler_grow(s);
 }
 
-/* x is one more log2 of a largest |gradient|: moves the two running means of x and that of x^2, whose weights halve as
- * beta says, and returns the x that so many deviations lie below: mean + overflow_std_dev * deviation. */
+/* x is one more log2 of a greatest |gradient|. Updates the two running means of x and that of x^2, whose weights decay
+ * by beta, and returns the value that is overflow_std_dev deviations above the mean: mean + overflow_std_dev *
+ * deviation. */
 CAIRN__HOST_DEVICE static inline double cairn__logmax_cutoff(struct cairn__scaler_state *s, double x) {
     s->x_hat = s->beta1 * s->x_hat + (1 - s->beta1) * x;
     s->slow_x_hat = s->beta2 * s->slow_x_hat + (1 - s->beta2) * x;
@@ -193,8 +193,8 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_logmax
     return s->scale != before ? CAIRN__SCALER_MOVED : CAIRN__SCALER_KEPT;
 }
 
-/* Ours: apex's rule, where saturation counts as an overflow, and a step as clean only if it would be at the grown
- * scale. */
+/* Cairn's own: apex's rule, but saturation counts as an overflow, and a step as clean only if it would be clean at the
+ * grown scale. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_histogram(struct cairn__scaler_state *s,
                                                                                     uint32_t found) {
     const double before = s->scale;
@@ -208,7 +208,7 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_histog
     return s->unskipped < s->window ? CAIRN__SCALER_KEPT : cairn__scaler_grow(s);
 }
 
-/* One optimizer step's verdict: found = a gradient was infinite or NaN. */
+/* Updates the scaler after one optimizer step; found = a gradient was infinite or NaN. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_update(struct cairn__scaler_state *s,
                                                                                  uint32_t found) {
     switch ((enum cairn__scaler_rule)s->rule) {
@@ -233,18 +233,18 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_update
 
 /* ---- optimizers ---- */
 
-/* An optimizer's state that is not a parameter's or a group's. */
+/* An optimizer's state that belongs to no parameter and no group. */
 struct cairn__optim_state {
     int64_t steps, skipped;
-    uint64_t ends;          /* of steps, taken or skipped: the number of the last report */
+    uint64_t ends;          /* number of ended steps, taken or skipped; also that of the last report */
     uint64_t rounding_seed; /* of stochastic rounding */
-    float clip;    /* the clipping coefficient, which every factor is multiplied by; a step's end resets it to 1 */
-    uint32_t skip; /* the next step is skipped */
+    float clip;             /* the clipping coefficient, a factor of every gradient; the end of a step resets it to 1 */
+    uint32_t skip;          /* the next step is skipped */
 };
 
-/* Clipping to max_norm, all norms of which, before any clipping, are squared and added up in `squares`. A norm
- * that is not finite clips nothing: the step will be skipped, or was never checked. Source:
- * torch.nn.utils.clip_grad_norm_, the 1e-6 included. */
+/* Clips to max_norm. `squares` is the sum of the squared norms of all gradients, before any clipping. A norm that is
+ * not finite clips nothing: the step will be skipped, or was never checked. Source: torch.nn.utils.clip_grad_norm_,
+ * including the 1e-6. */
 CAIRN__HOST_DEVICE static inline double cairn__clip_to(struct cairn__optim_state *s, double squares, double max_norm) {
     const double total = sqrt(squares) * (double)s->clip, by = max_norm / (total + 1e-6);
     uint64_t bits;
@@ -259,41 +259,41 @@ CAIRN__HOST_DEVICE static inline double cairn__clip_to(struct cairn__optim_state
     return total;
 }
 
-/* What overflowed in one parameter's gradient, or in a loss itself, since the last step. */
+/* The overflow of one parameter's gradient, or of a loss itself, since the last step. */
 struct cairn__overflow {
-    uint32_t micro_batch; /* the first with an overflow, from 1; 0 = none */
-    uint32_t infs, nans;  /* elements of the gradient they were counted in first; at most UINT32_MAX */
-    int32_t rank;         /* of the gradient; -1 = not known */
+    uint32_t micro_batch; /* the first micro-batch with an overflow, from 1; 0 = none */
+    uint32_t infs, nans;  /* of the gradient in which they were counted first; at most UINT32_MAX */
+    int32_t rank;         /* whose gradient it is; -1 = unknown */
 };
 
-/* A flag was raised in a gradient of that rank with so many infinite elements and NaNs. */
+/* Notes that a flag was raised in a gradient of that rank with this many infinite elements and NaNs. */
 CAIRN__HOST_DEVICE static inline void cairn__note_overflow(struct cairn__overflow *o, uint32_t micro_batch,
                                                            int32_t rank, uint64_t infs, uint64_t nans) {
     if (!o->micro_batch) {
         o->micro_batch = micro_batch;
         o->rank = rank;
     }
-    if (o->infs || o->nans) return; /* it is part of sums, which would count it again */
+    if (o->infs || o->nans) return; /* later gradients include the counted one, and would count its elements again */
     o->infs = infs < UINT32_MAX ? (uint32_t)infs : UINT32_MAX;
     o->nans = nans < UINT32_MAX ? (uint32_t)nans : UINT32_MAX;
 }
 
-/* The random stream of a parameter's stochastic rounding in an update: cairn__philox's third argument. */
+/* The random stream of a parameter's stochastic rounding in an update: the third argument of cairn__philox. */
 CAIRN__HOST_DEVICE static inline uint64_t cairn__rounding_stream(uint32_t parameter, int64_t update) {
     return (uint64_t)parameter << 40 ^ (uint64_t)update;
 }
 
-/* Hyperparameters, as the user set them; those that a schedule moves are in struct cairn__rates. */
+/* Hyperparameters as the user set them; those that a schedule changes are in struct cairn__rates. */
 struct cairn__sgd_rule {
     double dampening, weight_decay;
-    bool has_momentum; /* and an array of it */
+    bool has_momentum; /* the parameter has an array of it */
     bool nesterov, decays_last;
 };
 
 struct cairn__adam_rule {
     double beta2, eps, weight_decay;
     bool decoupled; /* AdamW */
-    bool amsgrad;   /* and an array of it */
+    bool amsgrad;   /* the parameter has an array of it */
     bool uncorrected;
 };
 
@@ -306,19 +306,20 @@ struct cairn__adagrad_rule {
     bool decoupled;
 };
 
-/* What a function over flat pieces reads, in device memory; the public layout (cairn/custom_optimizer.h). */
+/* The scalars that a function over flat pieces reads, in device memory; the public layout
+ * (cairn/custom_optimizer.h). */
 struct __attribute__((may_alias)) cairn__flat_scalars {
     double lr, momentum;
     int64_t update;
     int32_t skipped;
-    float factor; /* of the gradient, before it is handed out */
+    float factor; /* of the gradient, applied before the function gets it */
 };
 
-/* A piece of a parameter, for a rule that is a function over such pieces: all f32, the gradient unscaled and clipped,
- * in device memory. */
+/* A piece of a parameter, for a rule that is a function over pieces: all arrays are f32 and in device memory; the
+ * gradient is unscaled and clipped. */
 struct cairn__flat {
-    const int64_t *missed; /* the parameter's, by which the front knows it */
-    size_t first, n;       /* elements of it */
+    const int64_t *missed; /* the parameter's; the front finds the parameter by it */
+    size_t first, n;       /* which elements of the parameter */
     float *weights;
     const float *grad;
     float *state[CAIRN__MAX_STATES];
@@ -328,33 +329,33 @@ struct cairn__flat {
 
 struct cairn__optim_rule;
 
-/* In the host's memory. flat computes a piece's update, or queues it. */
+/* In host memory. flat computes a piece's update, or queues it. */
 struct cairn__custom_rule {
     int num_states;
     void (*flat)(const struct cairn__optim_rule *rule, const struct cairn__flat *piece);
-    const void *ctx; /* its own */
+    const void *ctx; /* of flat */
 };
 
 struct cairn__lamb_rule {
     double beta2, eps, weight_decay;
-    double max_grad_norm; /* the host's: 0 = none */
-    bool l2;              /* weight decay joins the gradient, and not the direction */
+    double max_grad_norm; /* read by the host only; 0 = none */
+    bool l2;              /* weight decay is added to the gradient, not to the direction */
     bool unaveraged, uncorrected;
-    bool is_nvlamb; /* trusts without weight decay too */
+    bool is_nvlamb; /* uses the trust ratio without weight decay, too */
 };
 
 struct cairn__novograd_rule {
     double beta2, eps, weight_decay;
-    bool decays_inside; /* the moment */
+    bool decays_inside; /* weight decay enters the moment */
     bool unaveraged, uncorrected;
-    bool begins_at_0; /* the second moment; else at the first norm */
-    bool by_greatest; /* norms are of the greatest element */
+    bool begins_at_0; /* the second moment begins at 0; else at the first norm */
+    bool by_greatest; /* norms are the greatest element's */
 };
 
 struct cairn__larc {
     double trust, eps;
     bool is_on;
-    bool scales; /* the rate, up as well; else it is only brought down */
+    bool scales; /* may also raise the rate; else only lowers it */
 };
 
 struct cairn__optim_rule {
@@ -372,14 +373,14 @@ struct cairn__optim_rule {
     };
 };
 
-/* What the pass `measure` leaves of a tensor for its update: the sums of the squares of its weights, and of what the
- * update takes for a gradient, which is LAMB's direction. Of a tensor that is spread over ranks, theirs are added up in
- * between. */
+/* Written by the pass `measure` for the update of a tensor: the sums of the squares of its weights, and of its
+ * gradient, or for LAMB of its direction. If ranks hold parts of a tensor, their sums are added up before the
+ * update. */
 struct cairn__squares {
     double weights, grad;
 };
 
-/* Its update goes by norms, which `measure` takes before. */
+/* Whether the update needs norms, which `measure` computes before it. */
 CAIRN__HOST_DEVICE static inline bool cairn__rule_measures(const struct cairn__optim_rule *rule) {
     return rule->kind == CAIRN__OPTIM_LAMB || rule->kind == CAIRN__OPTIM_NOVOGRAD || rule->larc.is_on;
 }
@@ -401,29 +402,28 @@ CAIRN__HOST_DEVICE static inline int cairn__rule_states(const struct cairn__opti
     }
 }
 
-/* Elements of array s of a parameter of n: NovoGrad's second moment is a number. */
+/* Number of elements of state array s for a parameter of n elements: NovoGrad's second moment is one number. */
 CAIRN__HOST_DEVICE static inline size_t cairn__rule_elements(const struct cairn__optim_rule *rule, int s, size_t n) {
     return rule->kind == CAIRN__OPTIM_NOVOGRAD && s == 1 ? 1 : n;
 }
 
-/* And how many it has: LAMB's direction is there between two passes. */
+/* Number of a parameter's arrays during a step: LAMB also has its direction between two passes. */
 CAIRN__HOST_DEVICE static inline int cairn__rule_arrays(const struct cairn__optim_rule *rule) {
     return rule->kind == CAIRN__OPTIM_LAMB ? 3 : cairn__rule_states(rule);
 }
 
-/* How many the update's kernel reads and writes. */
+/* Number of arrays that the update's kernel reads and writes. */
 CAIRN__HOST_DEVICE static inline int cairn__update_arrays(const struct cairn__optim_rule *rule) {
     if (rule->kind == CAIRN__OPTIM_NOVOGRAD) return 1;
     return rule->kind == CAIRN__OPTIM_LAMB ? 0 : cairn__rule_states(rule);
 }
 
-/* Whose kernel the update is. */
+/* The optimizer whose kernel computes the update. */
 CAIRN__HOST_DEVICE static inline enum cairn__optim_kind cairn__update_kernel(const struct cairn__optim_rule *rule) {
     return rule->kind == CAIRN__OPTIM_LAMB || rule->kind == CAIRN__OPTIM_NOVOGRAD ? CAIRN__OPTIM_SGD : rule->kind;
 }
 
-/* The number of the update that a parameter is about to get, from 1. missed: taken steps in which it had no
- * gradient. */
+/* The number, from 1, of a parameter's next update. missed: taken steps in which the parameter had no gradient. */
 CAIRN__HOST_DEVICE static inline int64_t cairn__update_number(const struct cairn__optim_state *s,
                                                               const int64_t *missed) {
     return s->steps - *missed + 1;
@@ -508,7 +508,7 @@ CAIRN__HOST_DEVICE static inline struct cairn__flat_scalars cairn__flat_scalars_
     return f;
 }
 
-/* Of LAMB's direction. */
+/* The scalars for LAMB's direction. */
 CAIRN__HOST_DEVICE static inline union cairn__update cairn__direction_of(const struct cairn__optim_rule *rule,
                                                                          const struct cairn__rates *rates,
                                                                          int64_t update, float factor) {
@@ -528,8 +528,8 @@ CAIRN__HOST_DEVICE static inline union cairn__update cairn__direction_of(const s
     return u;
 }
 
-/* w = w - lr * |w| / |direction| * direction, by SGD's kernel. The product of great ratios and small directions would
- * overflow on the way: a power of two goes to the other factor. */
+/* w = w - lr * |w| / |direction| * direction, by SGD's kernel. The product of a great ratio and small directions would
+ * overflow on the way, so a power of two is moved to the other factor. */
 CAIRN__HOST_DEVICE static inline struct cairn__sgd cairn__lamb_scalars(const struct cairn__lamb_rule *rule,
                                                                        const struct cairn__rates *rates,
                                                                        const struct cairn__squares *squares) {
@@ -545,9 +545,9 @@ CAIRN__HOST_DEVICE static inline struct cairn__sgd cairn__lamb_scalars(const str
     return s;
 }
 
-/* NovoGrad's second moment, a mean of the gradient's norm, or rather of its square: what an update makes of it. Source:
- * FusedNovoGrad.step of apex/optimizers/fused_novograd.py; multi_tensor_norm_out_cuda of
- * apex/csrc/multi_tensor_l2norm_kernel.cu, which takes means of greatest elements themselves. */
+/* Returns NovoGrad's second moment after an update: a running mean of the gradient's norm, or rather of its square.
+ * Source: FusedNovoGrad.step of apex/optimizers/fused_novograd.py; multi_tensor_norm_out_cuda of
+ * apex/csrc/multi_tensor_l2norm_kernel.cu, which averages greatest elements themselves. */
 CAIRN__HOST_DEVICE static inline float cairn__novograd_second(const struct cairn__novograd_rule *rule, int64_t update,
                                                               float factor, const struct cairn__squares *squares,
                                                               float second) {
@@ -601,7 +601,8 @@ CAIRN__HOST_DEVICE static inline void cairn__larc_apply(const struct cairn__larc
     *decay = *decay * by;
 }
 
-/* The scalars of an update. squares: where the rule measures. second: NovoGrad's, which this update has made. */
+/* The scalars of an update. squares is read if the rule measures. second is NovoGrad's second moment after this
+ * update. */
 CAIRN__HOST_DEVICE static inline union cairn__update
 cairn__update_of(const struct cairn__optim_rule *rule, const struct cairn__rates *rates, int64_t update, float factor,
                  const struct cairn__squares *squares, const float *second) {
@@ -639,19 +640,20 @@ cairn__update_of(const struct cairn__optim_rule *rule, const struct cairn__rates
 
 /* ---- averages of weights ---- */
 
-/* In device memory. */
+/* The state of averaged weights, in device memory. */
 struct cairn__average {
-    int64_t seen;         /* taken steps of the optimizer when it was last looked at */
-    int64_t averaged;     /* how often weights have gone into the averages */
-    int64_t start, every; /* they do after steps start + every, start + 2 every, ... */
+    int64_t seen;         /* taken steps of the optimizer at the last call */
+    int64_t averaged;     /* how often weights have entered the averages */
+    int64_t start, every; /* weights enter after steps start + every, start + 2 every, ... */
     double decay;
-    uint32_t is_equal; /* all weights count alike (SWA); else the older ones less, by decay (EMA) */
-    uint32_t is_due;   /* now, */
-    float share;       /* of the weights that go in now */
+    uint32_t is_equal; /* all weights count equally (SWA); else older ones count less, by decay (EMA) */
+    uint32_t is_due;   /* weights enter now */
+    float share;       /* weight of the entering weights */
     uint32_t unused;
 };
 
-/* After a step of an optimizer, maybe another one than before; s NULL: every call is after a step that was taken. */
+/* Called after a step of an optimizer, which may be another one than before. If s is NULL, every call counts as a taken
+ * step. */
 CAIRN__HOST_DEVICE static inline void cairn__average_begin(struct cairn__average *a,
                                                            const struct cairn__optim_state *s) {
     const int64_t steps = s ? s->steps : a->seen + 1;
@@ -668,43 +670,44 @@ CAIRN__HOST_DEVICE static inline void cairn__average_begin(struct cairn__average
 
 /* ---- the end of a step ---- */
 
-/* A step, as the host sees it, in memory that it reads without waiting. */
+/* The report of a step, in memory that the host reads without waiting. */
 struct cairn__step_report {
-    uint64_t number; /* of the end, from 1; written last */
+    uint64_t number; /* number of the step's end, from 1; written last */
     int64_t steps, skipped;
-    double scale;     /* of the first scaler with an overflow, or else the first; 0 without scalers */
-    int32_t scaler;   /* its id */
-    int32_t verdict;  /* enum cairn__scaler_verdict of its last update */
+    double scale;     /* of the first scaler with an overflow, or else of the first scaler; 0 without scalers */
+    int32_t scaler;   /* its id (loss_id) */
+    int32_t verdict;  /* of its last update: enum cairn__scaler_verdict */
     uint32_t stepped; /* 0 = the step was skipped */
     uint32_t unused;
 };
 
-/* The ring's size; a host that lags by more misses reports, never totals. */
+/* The size of the ring. A host that falls further behind misses reports, never totals. */
 enum { CAIRN__REPORTS = 16, CAIRN__STEP_SCALERS = 64 };
 
-/* Everything but reports, names and used rates is in device memory. */
+/* Everything is in device memory except reports, names and used rates. */
 struct cairn__step_end {
-    struct cairn__optim_state *optim;                                 /* skip and clip are reset */
+    struct cairn__optim_state *optim;                                 /* the step's end resets skip and clip */
     struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS];         /* of the step's losses */
-    struct cairn__scaler_report *scaler_reports[CAIRN__STEP_SCALERS]; /* their rings, as scaler_update takes one; NULL =
-                                                                       * the scaler has been updated */
+    struct cairn__scaler_report *scaler_reports[CAIRN__STEP_SCALERS]; /* rings for scaler_update; NULL = the scaler has
+                                                                         been updated */
     int num_scalers;
-    struct cairn__overflow *overflows; /* [count], of the parameters and then of the losses; cleared */
+    struct cairn__overflow *overflows; /* [count]: of the parameters, then of the losses; the step's end clears them */
     size_t count;
     struct cairn__step_report *reports; /* [CAIRN__REPORTS] */
-    struct cairn__overflow *names;  /* [CAIRN__REPORTS][count]: the overflows that go with a report; written only where
-                                         * the step was left out, so that they mean nothing where it was taken */
+    struct cairn__overflow *names;  /* [CAIRN__REPORTS][count]: the overflows that belong to a report; written only for
+                                       skipped steps, and meaningless for taken ones */
     struct cairn__rate_table table; /* of the optimizer's groups */
 };
 
-/* Parameter i's part, before cairn__step_end_scalars. Names may be far away, in the host's memory. */
+/* The part of parameter i, to be called before cairn__step_end_scalars. Names may be slow to reach, in host memory. */
 CAIRN__HOST_DEVICE static inline void cairn__step_end_overflow(const struct cairn__step_end *e, size_t i) {
     const struct cairn__overflow none = {0, 0, 0, 0};
     if (e->optim->skip) e->names[(e->optim->ends + 1) % CAIRN__REPORTS * e->count + i] = e->overflows[i];
     e->overflows[i] = none;
 }
 
-/* Group g's part, before cairn__step_end_scalars: what the step used is noted, and the next one's rates are formed. */
+/* The part of group g, to be called before cairn__step_end_scalars: stores the rates that the step used, and computes
+ * those of the next step. */
 CAIRN__HOST_DEVICE static inline void cairn__step_end_rates(const struct cairn__step_end *e, size_t g) {
     const struct cairn__optim_state *o = e->optim;
     const struct cairn__rate_table *t = &e->table;
@@ -712,13 +715,14 @@ CAIRN__HOST_DEVICE static inline void cairn__step_end_rates(const struct cairn__
     t->rates[g] = cairn__group_rates(&t->schedules[g], o->steps + (o->skip ? 0 : 1), o->skipped + (o->skip ? 1 : 0));
 }
 
-/* When the scalers are updated: all but the report's number, which the caller writes once the host can see the rest. */
+/* To be called once the scalers are updated. Writes everything except the report's number, which the caller writes once
+ * the host can see the rest. */
 CAIRN__HOST_DEVICE static inline struct cairn__step_report *cairn__step_end_scalars(const struct cairn__step_end *e) {
     struct cairn__optim_state *o = e->optim;
     struct cairn__step_report *r = &e->reports[++o->ends % CAIRN__REPORTS];
     const struct cairn__scaler_state *named = e->num_scalers ? e->scalers[0] : 0;
     if (e->num_scalers > 1) {
-        for (int i = CAIRN__STEP_SCALERS - 1; i >= 0; i--) { /* always as many: a GPU's compiler knows every index */
+        for (int i = CAIRN__STEP_SCALERS - 1; i >= 0; i--) { /* constant count: a GPU's compiler knows every index */
             if (i < e->num_scalers && e->scalers[i]->last_found) named = e->scalers[i];
         }
     }
@@ -735,7 +739,7 @@ CAIRN__HOST_DEVICE static inline struct cairn__step_report *cairn__step_end_scal
     return r;
 }
 
-/* ---- scalers, whose reports stand in such a ring too ---- */
+/* ---- scalers, whose reports form a ring like that of steps ---- */
 
 CAIRN__HOST_DEVICE static inline struct cairn__scaler_report *
 cairn__scaler_update_scalars(struct cairn__scaler_state *s, struct cairn__scaler_report *reports) {
