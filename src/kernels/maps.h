@@ -1,8 +1,8 @@
 /* Functions of one element, by name: what a map (kernels.h, struct cairn__kernels.map) computes.
  *
- * Their arithmetic is in kernels/map_functions.h, written once and compiled for f32 and f64, for every instruction set.
- * a, b, c are a map's inputs in order, y is what the forward function gave, dy the gradient of the result, p its
- * numbers. A line: name, inputs, what it computes. */
+ * Their arithmetic is in kernels/map_functions.h, written once and compiled for f32 and f64 and for every instruction
+ * set. a, b, c are a map's inputs in order, y is the forward function's result, dy the gradient of that result, p the
+ * map's numbers. Each line has: name, number of inputs, what it computes. */
 #ifndef CAIRN__KERNELS_MAPS_H
 #define CAIRN__KERNELS_MAPS_H
 
@@ -158,13 +158,13 @@ static inline int cairn__map_inputs(enum cairn__map_fn f) {
     return inputs_of[f];
 }
 
-/* What adds up, or chooses, along an axis. */
+/* How a fold combines elements along an axis: by adding them up or by choosing one. */
 enum cairn__fold {
     CAIRN__FOLD_SUM = 0,
     CAIRN__FOLD_SUM_SQUARES, /* of (a - p0) */
     CAIRN__FOLD_SUM_ABS,
     CAIRN__FOLD_PRODUCT,
-    CAIRN__FOLD_MAX, /* NaN where one is */
+    CAIRN__FOLD_MAX, /* NaN if any element is NaN */
     CAIRN__FOLD_MIN,
     CAIRN__NUM_FOLDS
 };

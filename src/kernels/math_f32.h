@@ -1,19 +1,20 @@
-/* The functions that maps of f32 stand on, our own: libm's bits differ from one library to the next, and its calls keep
- * a loop from becoming vector instructions.
+/* The functions on which maps of f32 are built, Cairn's own: libm's bits differ between libraries, and calls of libm
+ * keep a compiler from vectorizing a loop.
  *
- * Every function is a straight line: both sides of a choice are computed and ?: selects. Operations are IEEE's, one at
- * a time, so a lane of a vector computes what a scalar does, in whatever width. NaN gives NaN. Roundings count from the
- * function's true value; bounds are of the whole range, measured by kcheck against libm in double precision:
+ * Every function is branch-free: both sides of a choice are computed, and ?: selects one. Operations are IEEE's, one at
+ * a time, so a lane of a vector computes the same as a scalar, at any width. NaN gives NaN. Errors are relative to the
+ * function's true value; bounds hold for the whole range, measured by kcheck against libm in double precision:
  *
  *     exp 1.25, expm1 2, log 1, log1p 1.75 ulp       sinh 2.5, cosh 2, tanh 3 ulp     sigmoid 2.5, softplus 2.5 ulp
  *     log2, log10, sin, cos, tan, pow 0.51 ulp       asin 2.5, acos 1.5, atan 2, atan2 3     erf 3, erfinv 5 ulp
  *     gelu, which is a times normal_cdf, 4.5 ulp     gelu_slope 5 ulp
  *
- * The last two are so right of 0. Left of it, where digits cancel, their bounds are absolute: 3e-7 |a| and 3.5e-7.
- * sin, cos, tan, log2, log10 and pow compute in double precision inside, at half the elements a vector.
+ * The last two bounds hold right of 0. Left of 0, where digits cancel, the bounds are absolute: 3e-7 |a| and 3.5e-7.
+ * sin, cos, tan, log2, log10 and pow compute internally in double precision, with half the elements per vector.
  *
- * Coefficients are fits of our own by Remez's exchange in 40 digits, weighted for relative error unless it is said
- * otherwise, then rounded to the type. Each states what is fitted, where, and the error left. */
+ * Coefficients are fits of our own by Remez's exchange in 40 digits, weighted for relative error unless stated
+ * otherwise, then rounded to the type. Each comment states what is fitted, on which interval, and the remaining
+ * error. */
 #ifndef CAIRN__KERNELS_MATH_F32_H
 #define CAIRN__KERNELS_MATH_F32_H
 
@@ -54,11 +55,11 @@ LINE float fabs_f32(float a) {
 LINE float with_sign_f32(float a, float sign) {
     return from_bits_f32((bits_f32(a) & 0x7fffffff) | (bits_f32(sign) & 0x80000000));
 }
-/* -a, of a NaN too, where CUDA's compiler takes 0 - a, whose NaN is always the same. */
+/* -a, also of a NaN. CUDA's compiler would compute 0 - a, which gives the same NaN for every NaN. */
 LINE float neg_f32(float a) {
     return from_bits_f32(bits_f32(a) ^ 0x80000000);
 }
-/* is ? a : b, by masks, where a compiler would make several ?: into branches. */
+/* is ? a : b, by masks: a compiler would turn several ?: into branches. */
 LINE float pick_f32(int is, float a, float b) {
     const uint32_t mask = is ? 0xffffffffu : 0;
     return from_bits_f32((bits_f32(a) & mask) | (bits_f32(b) & ~mask));
@@ -76,7 +77,7 @@ LINE float power_of_two_f32(int32_t n) {
     return from_bits_f32((uint32_t)(n + 127) << 23);
 }
 
-/* Adding it leaves a whole number in the low bits, rounded to nearest even: for |a| < 2^22, and 2^51 in double. */
+/* Adding it leaves an integer in the low bits, rounded to nearest even: for |a| < 2^22, and 2^51 in double. */
 #define WHOLE_F32 0x1.8p23f
 #define WHOLE_F64 0x1.8p52
 
@@ -95,7 +96,7 @@ LINE float exp_rest_f32(float r) {
     return r + r * r * p;
 }
 
-/* 2^n is given in two factors, for n = 128 and for results that are subnormal: those are rounded once, by the last. */
+/* 2^n is applied in two factors, for n = 128 and for subnormal results, which only the last factor rounds. */
 LINE float exp_f32(float a) {
     int32_t n;
     const float low = a < -104.0f ? -104.0f : a, x = low > 89.0f ? 89.0f : low;
@@ -104,8 +105,8 @@ LINE float exp_f32(float a) {
     return y * power_of_two_f32(half) * power_of_two_f32(n - half);
 }
 
-/* (e^a - 1) / 4 for a <= 89.4, without cancellation near 0: 2^n (e^r - 1) + (2^n - 1). A quarter, so that what is about
- * to overflow does not yet. */
+/* (e^a - 1) / 4 for a <= 89.4, without cancellation near 0: 2^n (e^r - 1) + (2^n - 1). A quarter, so that it does not
+ * overflow before the functions that use it do. */
 LINE float expm1_quarter_f32(float a) {
     int32_t n;
     const float x = a < -30.0f ? -30.0f : a;
@@ -129,13 +130,13 @@ LINE float cosh_f32(float a) {
     return (2.0f * q + 0.5f) + 0.125f / (q + 0.25f);
 }
 
-/* e^(2|a|) - 1 over e^(2|a|) + 1. */
+/* e^(2|a|) - 1 divided by e^(2|a|) + 1. */
 LINE float tanh_f32(float a) {
     const float x = fabs_f32(a), q = expm1_quarter_f32(x > 10.0f ? 20.0f : 2.0f * x);
     return with_sign_f32(q / (q + 0.5f), a);
 }
 
-/* Of -|a|, so that nothing overflows. */
+/* Uses e^-|a|, which does not overflow. */
 LINE float sigmoid_f32(float a) {
     const float e = exp_f32(-fabs_f32(a));
     return (a < 0 ? e : 1.0f) / (1.0f + e);
@@ -143,7 +144,7 @@ LINE float sigmoid_f32(float a) {
 
 /* ---- logarithms ---- */
 
-/* ln(1 + f) for 1 + f within [1/sqrt 2, sqrt 2], in two parts to be added last: f, and the rest.
+/* ln(1 + f) for 1 + f within [1/sqrt 2, sqrt 2], in two parts that are added last: f, and the rest.
  * Fitted: (ln(1 + f) - f + f^2 / 2) / f^3, degree 7, error 5.9e-9 of ln(1 + f). */
 LINE float log_rest_f32(float f) {
     const float low = 0.333333313f + f * (-0.250008225f + f * (0.200012356f + f * -0.166233018f));
@@ -157,7 +158,7 @@ LINE float log_join_f32(float n, float f) {
     return (f + (log_rest_f32(f) + n * -2.12194440e-4f)) + n * 0.693359375f;
 }
 
-/* ln of what is neither above 0 nor finite. */
+/* Replaces the logarithm y of an a that is not positive and finite. */
 LINE float log_edges_f32(float a, float y) {
     const float above = a < INFINITY ? y : a; /* inf and NaN */
     return a > 0 ? above : a == 0 ? -INFINITY : NAN;
@@ -173,7 +174,7 @@ LINE float log_f32(float a) {
     return log_edges_f32(a, log_join_f32((float)n, f));
 }
 
-/* ln(u + lost), where u = 1 + a rounded and `lost` is what the rounding took, scaled into f. */
+/* ln(u + lost), where u is 1 + a rounded and `lost` is the rounding error, scaled into f. */
 LINE float log1p_f32(float a) {
     const float one = 1.0f + a, lost = a < 1.0f ? a - (one - 1.0f) : 1.0f - (one - a);
     const uint32_t u = bits_f32(one) - ROOT_HALF_BITS;
@@ -189,9 +190,9 @@ LINE float softplus_f32(float a) {
     return (a > 0 ? a : 0.0f) + log1p_f32(exp_f32(-fabs_f32(a)));
 }
 
-/* log2 of a > 0 in double precision, relative error 1e-15. m within [1/sqrt 2, sqrt 2], t = (m - 1) / (m + 1).
- * Fitted: log2((1 + t) / (1 - t)) / t over t^2, degree 6. The bits that the exponent gives are made a number by way of
- * 2^52, since AVX2 has no conversion. */
+/* log2 of a > 0 in double precision, relative error 1e-15. m within [1/sqrt 2, sqrt 2], t = (m - 1) / (m + 1). Fitted:
+ * log2((1 + t) / (1 - t)) / t over t^2, degree 6. The exponent's bits are converted to a number through 2^52, because
+ * AVX2 has no conversion. */
 LINE double log2_wide(double a) {
     const uint64_t root_half = 0x3fe6a09e667f3bcd, u = bits_f64(a) - root_half + ((uint64_t)1023 << 52);
     const double n = from_bits_f64(u >> 52 | bits_f64(0x1p52)) - (0x1p52 + 1023);
@@ -220,10 +221,11 @@ LINE double exp2_wide(double a) {
     return y * from_bits_f64((n + 1023) << 52);
 }
 
-/* Edges are those of C11 F.10.4.4: of a 0 the logarithm is -inf, and an infinite b is one that is very large. */
+/* Edge cases are those of C11 F.10.4.4: the logarithm of 0 is -inf, and an infinite b is treated as a very large
+ * one. */
 LINE float pow_f32(float a, float b) {
     const float y = fabs_f32(b), clipped = pick_f32(y > 1e30f, with_sign_f32(1e30f, b), b);
-    const float least = pick_f32(y < 0x1p24f, y, 0x1p24f); /* from there on all are even */
+    const float least = pick_f32(y < 0x1p24f, y, 0x1p24f); /* all integers from there on are even */
     const int32_t whole = (int32_t)least;
     const int is_whole = (float)whole == least;
     const float x = fabs_f32(pick_f32((a < 0) & !is_whole & (a > -INFINITY), NAN, a));
@@ -247,14 +249,14 @@ LINE double turn_near_wide(double a, uint64_t *n) {
     return a - whole * 0x1.921fb00000000p+0 - whole * 0x1.5110b00000000p-22 - whole * 0x1.18469898cc517p-44;
 }
 
-/* What a part of 2 / pi, of 24 bits, adds to the number of quarters: a times it is exact, and where that is 2^50 or
- * more it is a multiple of 4, as its 48 bits say. */
+/* The number of quarters that a part of 2 / pi, of 24 bits, adds, without multiples of 4. Its product with a is exact;
+ * a product of 2^50 or more is a multiple of 4, because it has 48 bits. */
 LINE double some_quarters_wide(double a, double part) {
     const double product = a * part, turns = (product * 0.25 + WHOLE_F64) - WHOLE_F64;
     return fabs(product) < 0x1p50 ? product - 4 * turns : 0;
 }
 
-/* The same for every f32: a times 2 / pi to 216 bits, less whole turns. An infinity gives NaN. */
+/* The same for every f32: a times 2 / pi to 216 bits, without whole turns. An infinity gives NaN. */
 LINE double turn_far_wide(double a, uint64_t *n) {
     double great = some_quarters_wide(a, 0x1.45f306p-1) + some_quarters_wide(a, 0x1.b9391p-26), small;
     great += some_quarters_wide(a, 0x1.529fcp-52);
@@ -268,7 +270,7 @@ LINE double turn_far_wide(double a, uint64_t *n) {
     return ((great - (shifted - WHOLE_F64)) + small + 0 * a) * 0x1.921fb54442d18p+0;
 }
 
-/* far = some |a| may be greater than TURN_NEAR; an element's bits do not depend on it. */
+/* far: some |a| may be greater than TURN_NEAR. An element's bits do not depend on it. */
 LINE double turn_wide(float a, int far, uint64_t *n) {
     uint64_t n_far, n_near;
     const double near = turn_near_wide((double)a, &n_near);
@@ -292,7 +294,7 @@ LINE double cos_wide(double r) {
     return 1 - 0.5 * s + s * s * (0.04166666661945384 + s * (-0.0013888883496865653 + s * high));
 }
 
-/* The sine after n quarters. */
+/* The sine of r after n quarter turns. */
 LINE double sin_after_wide(double r, uint64_t n) {
     const double y = n & 1 ? cos_wide(r) : sin_wide(r);
     return from_bits_f64(bits_f64(y) ^ (n & 2) << 62);
@@ -324,7 +326,8 @@ LINE float atan_rest_f32(float a) {
     return a + a * s * p;
 }
 
-/* Two numbers are pi / 2, and pi: the nearest f32 and how much that is too great. */
+/* pi / 2 - a, and pi - a. pi / 2 and pi are given by two numbers each: the nearest f32, and how much that is too
+ * great. */
 LINE float half_pi_less_f32(float a) {
     return 1.57079637f - (a + 4.37113883e-8f);
 }
@@ -350,7 +353,7 @@ LINE float asin_rest_f32(float a, float s) {
     return a + a * s * (0.166667521f + s * p);
 }
 
-/* Beyond 1/2, of the half angle: asin a = pi / 2 - 2 asin sqrt((1 - a) / 2). */
+/* Beyond 1/2, by the half angle: asin a = pi / 2 - 2 asin sqrt((1 - a) / 2). */
 LINE float asin_f32(float a) {
     const float x = fabs_f32(a), s = x > 0.5f ? 0.5f * (1 - x) : x * x;
     const float y = asin_rest_f32(x > 0.5f ? sqrtf(s) : x, s);
@@ -393,9 +396,9 @@ LINE float erfinv_f32(float a) {
     return fabs_f32(a) == 1 ? with_sign_f32(INFINITY, a) : y;
 }
 
-/* Phi(a) = 1/2 + h, h = erf(a / sqrt 2) / 2 clipped, so that from a little beyond 5.2 on it is 0 and 1 exactly.
- * Fitted, for the absolute error of h, by Lawson's reweighting in double precision: h / a over a^2 up to 5.2^2, degree
- * 4 over degree 5, error 5.7e-8. */
+/* Phi(a) = 1/2 + h, h = erf(a / sqrt 2) / 2 clipped, so that a little beyond +-5.2 it is exactly 0 and 1. Fitted, for
+ * the absolute error of h, by Lawson's reweighting in double precision: h / a over a^2 up to 5.2^2, degree 4 over
+ * degree 5, error 5.7e-8. */
 LINE float normal_cdf_f32(float a) {
     const float square = a * a, s = square > 27.04f ? 27.04f : square;
     const float over =
@@ -406,8 +409,8 @@ LINE float normal_cdf_f32(float a) {
     return 0.5f + (some < -0.5f ? -0.5f : some);
 }
 
-/* Phi(a) + a phi(a), the slope of gelu, is 1/2 + h likewise. a is clipped at 6, where h as computed is 1/2 exactly.
- * Fitted likewise up to 6^2: degree 7 over degree 5, error 3.1e-8. */
+/* Phi(a) + a phi(a), the slope of gelu, is 1/2 + h in the same way. a is clipped at 6, where the computed h is exactly
+ * 1/2. Fitted in the same way up to 6^2: degree 7 over degree 5, error 3.1e-8. */
 LINE float gelu_slope_f32(float a) {
     const float low = a < -6.0f ? -6.0f : a, x = low > 6.0f ? 6.0f : low, s = x * x;
     const float far = -1.0086881e-07f + s * (2.78499601e-09f + s * -1.5357448e-11f);

@@ -1,4 +1,4 @@
-/* The functions that maps of f64 stand on: libm's. They are there to check f32 by, and for tests of gradients. */
+/* The functions on which maps of f64 are built: libm's. f64 serves to check f32 and to test gradients. */
 #ifndef CAIRN__KERNELS_MATH_F64_H
 #define CAIRN__KERNELS_MATH_F64_H
 
@@ -31,7 +31,7 @@ LIBM(tanh)
 LIBM(erf)
 #undef LIBM
 
-/* far: as in math_f32.h; libm needs no telling. */
+/* far: as in math_f32.h; libm does not need it. */
 LINE double sin_f64(double a, int far) {
     (void)far;
     return sin(a);
@@ -64,7 +64,7 @@ LINE double pick_f64(int is, double a, double b) {
     return is ? a : b;
 }
 
-/* Of -|a|, so that e^ does not overflow. */
+/* Uses e^-|a|, which does not overflow. */
 LINE double sigmoid_f64(double a) {
     const double e = exp(-fabs(a));
     return a < 0 ? e / (1 + e) : 1 / (1 + e);
@@ -75,7 +75,7 @@ LINE double softplus_f64(double a) {
     return (a > 0 ? a : 0 * a) + log1p(exp(-fabs(a)));
 }
 
-/* (1 + erf(a / sqrt 2)) / 2, without the cancellation far left. */
+/* (1 + erf(a / sqrt 2)) / 2, without cancellation far left of 0. */
 LINE double normal_cdf_f64(double a) {
     return 0.5 * erfc(a * -0.70710678118654752440);
 }

@@ -1,8 +1,8 @@
 /* Schedules: the rates of a group of parameters as a function of the number of steps. Written once and compiled for the
- * host and for CUDA, with arithmetic that IEEE 754 defines to the last bit and none of libm's functions, which differ
- * from one library to the next: every rank has the same rates, whatever it computes on.
+ * host and for CUDA, with arithmetic that IEEE 754 defines to the last bit and without libm's functions, which differ
+ * between libraries: every rank gets the same rates, on any device.
  *
- * include/cairn/schedule.h says what each kind is; src/optim/schedule.c checks options and fills these structs. */
+ * include/cairn/schedule.h defines the kinds; src/optim/schedule.c checks options and fills these structs. */
 #ifndef CAIRN__KERNELS_SCHEDULE_H
 #define CAIRN__KERNELS_SCHEDULE_H
 
@@ -11,7 +11,7 @@
 #include "core/half.h"
 #include "kernels/kernels.h"
 
-/* What a step of one group reads besides its fixed hyperparameters. */
+/* What a step of one group reads besides the group's fixed hyperparameters. */
 struct cairn__rates {
     double lr;
     double momentum; /* SGD's momentum, Adam's beta1 */
@@ -32,15 +32,15 @@ enum cairn__schedule_kind {
     CAIRN__SCHEDULE_WARMUP_STABLE_DECAY,
 };
 
-/* And cairn_schedule_curve. */
+/* The values are those of cairn_schedule_curve. */
 enum cairn__schedule_curve { CAIRN__CURVE_LINEAR = 1, CAIRN__CURVE_COSINE, CAIRN__CURVE_ONE_MINUS_SQRT };
 
-/* One schedule, with every default in place. Counts are in steps. */
+/* One schedule, with all defaults filled in. Counts are in steps. */
 struct cairn__schedule {
     int32_t kind; /* enum cairn__schedule_kind */
     int32_t warmup_curve, curve;
     int32_t three_phase, moves_momentum;
-    int64_t from; /* of a sequence: the step at which this one begins */
+    int64_t from; /* the step of the sequence at which this schedule begins */
     int64_t warmup, length, decay;
     int64_t step_size, growth, timescale;
     double warmup_start, start_factor, end_factor, end_lr;
@@ -50,12 +50,12 @@ struct cairn__schedule {
     int64_t num_milestones;
 };
 
-/* What moves the rates of one group. */
+/* The schedules that set the rates of one group. */
 struct cairn__group_schedule {
     struct cairn__rates base;
-    const struct cairn__schedule *parts; /* [count]; none: the base rates are the rates */
+    const struct cairn__schedule *parts; /* [count]; with none, the rates are the base rates */
     int64_t count;
-    int64_t origin; /* steps that had been made when it began: they do not count */
+    int64_t origin; /* steps made before it began, which do not count */
     int32_t is_product;
     int32_t counts_skipped;
 };
@@ -79,8 +79,8 @@ CAIRN__HOST_DEVICE static inline double cairn__polynomial(const double *c, int c
     return y;
 }
 
-/* cos(pi x) within 2e-16: the argument is brought into [0, 1/4] without rounding, then Taylor's series, whose first
- * term left out is below 1e-18. */
+/* cos(pi x) within 2e-16: the argument is reduced to [0, 1/4] without rounding, then Taylor's series, of which the
+ * first omitted term is below 1e-18. */
 CAIRN__HOST_DEVICE static inline double cairn__cos_pi(double x) {
     const double cosine[] = {1.0,
                              -1.0 / 2,
@@ -123,13 +123,13 @@ CAIRN__HOST_DEVICE static inline double cairn__f64_of_bits(uint64_t bits) {
     return x;
 }
 
-/* ln 2 in two parts; the first has 33 bits, so that its product with an exponent is exact. Source: fdlibm, e_log.c */
+/* ln 2 in two parts; the first has 33 bits, so its product with an exponent is exact. Source: fdlibm, e_log.c */
 #define CAIRN__LN2_HIGH 6.93147180369123816490e-01
 #define CAIRN__LN2_LOW  1.90821492927058770002e-10
 #define CAIRN__LOG2_E   1.44269504088896340736
 
-/* ln x of a positive normal x: x = m 2^e with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh((m - 1) / (m + 1)), whose
- * argument is below 0.1716: the first term left out is below 1e-17 of the first. */
+/* ln x of a positive normal x: x = m 2^e with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh((m - 1) / (m + 1)). The
+ * argument is below 0.1716, so the first omitted term is below 1e-17 of the first term. */
 CAIRN__HOST_DEVICE static inline double cairn__log_f64(double x) {
     const double series[] = {1.0, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19};
     const uint64_t bits = cairn__f64_bits(x), fraction = bits & (((uint64_t)1 << 52) - 1);
@@ -143,7 +143,7 @@ CAIRN__HOST_DEVICE static inline double cairn__log_f64(double x) {
     return e * CAIRN__LN2_HIGH + (e * CAIRN__LN2_LOW + 2 * s * cairn__polynomial(series, 10, s * s));
 }
 
-/* e^x for x <= 0; 0 below 2^-1022. Taylor's series over [-ln 2 / 2, ln 2 / 2], whose first term left out is below
+/* e^x for x <= 0; 0 below 2^-1022. Taylor's series over [-ln 2 / 2, ln 2 / 2], of which the first omitted term is below
  * 1e-17. */
 CAIRN__HOST_DEVICE static inline double cairn__exp_f64(double x) {
     const double series[] = {
@@ -155,14 +155,14 @@ CAIRN__HOST_DEVICE static inline double cairn__exp_f64(double x) {
     return cairn__polynomial(series, 14, r) * cairn__f64_of_bits((uint64_t)((int64_t)k + 1023) << 52);
 }
 
-/* log2 x of a positive normal x; exact where x is a power of two. */
+/* log2 x of a positive normal x; exact if x is a power of two. */
 CAIRN__HOST_DEVICE static inline double cairn__log2_f64(double x) {
     const uint64_t bits = cairn__f64_bits(x), fraction = bits & (((uint64_t)1 << 52) - 1);
     const double e = (double)((int64_t)(bits >> 52) - 1023);
     return e + CAIRN__LOG2_E * cairn__log_f64(cairn__f64_of_bits((uint64_t)1023 << 52 | fraction));
 }
 
-/* 2^x for x in [-1022, 1023]; exact where x is a whole number. */
+/* 2^x for x in [-1022, 1023]; exact if x is an integer. */
 CAIRN__HOST_DEVICE static inline double cairn__exp2_f64(double x) {
     const double k = floor(x);
     const double y = x > k ? 2 * cairn__exp_f64((x - k - 1) * (CAIRN__LN2_HIGH + CAIRN__LN2_LOW)) : 1;
@@ -175,14 +175,14 @@ CAIRN__HOST_DEVICE static inline double cairn__pow_f64(double x, double y) {
     return x > 0 ? cairn__exp_f64(y * cairn__log_f64(x)) : 0;
 }
 
-/* From 0 to 1 as x does. */
+/* Rises from 0 to 1 along the curve as x does. */
 CAIRN__HOST_DEVICE static inline double cairn__rise(int32_t curve, double x) {
     if (curve == CAIRN__CURVE_COSINE) return 0.5 * (1 - cairn__cos_pi(x));
     if (curve == CAIRN__CURVE_ONE_MINUS_SQRT) return 1 - sqrt(1 - x);
     return x;
 }
 
-/* ---- the kinds: the rate after t steps of warm-up are over, t >= 0 ---- */
+/* ---- the kinds: the rate t steps after the warm-up, t >= 0 ---- */
 
 CAIRN__HOST_DEVICE static inline double cairn__schedule_end(const struct cairn__schedule *s, double base) {
     return s->end_lr + s->end_factor * base;
@@ -193,14 +193,15 @@ CAIRN__HOST_DEVICE static inline double cairn__linear_rate(const struct cairn__s
     return t >= s->length ? to : from + (to - from) * ((double)t / (double)s->length);
 }
 
-/* Past its end it rises again, as torch's and Hugging Face's do. */
+/* Beyond its end the rate rises again, as in torch and Hugging Face. */
 CAIRN__HOST_DEVICE static inline double cairn__cosine_rate(const struct cairn__schedule *s, double base, int64_t t) {
     const double to = cairn__schedule_end(s, base), x = 2 * s->cycles * ((double)t / (double)s->length);
     return to + (base - to) * (0.5 * (1 + cairn__cos_pi(x)));
 }
 
-/* In counts of steps, so that a restart is where it belongs: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.step
- * without an epoch; with one it finds the cycle by a logarithm, which may fall short. */
+/* Counts steps, so that restarts come exactly where they belong: as
+ * torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.step without an epoch. With an epoch torch finds the cycle by a
+ * logarithm, which may fall short. */
 CAIRN__HOST_DEVICE static inline double cairn__restarts_progress(const struct cairn__schedule *s, int64_t t) {
     int64_t length = s->step_size;
     if (s->growth == 1) return (double)(t % length) / (double)length;
@@ -245,7 +246,7 @@ CAIRN__HOST_DEVICE static inline double cairn__anneal(const struct cairn__schedu
     return to + (from - to) / 2 * (1 + cairn__cos_pi(x));
 }
 
-/* The base rate is the peak. torch.optim.lr_scheduler.OneCycleLR.get_lr, which refuses to go on at its end. */
+/* The base rate is the peak. torch.optim.lr_scheduler.OneCycleLR.get_lr, which fails beyond its end. */
 CAIRN__HOST_DEVICE static inline struct cairn__rates cairn__one_cycle_rates(const struct cairn__schedule *s,
                                                                             struct cairn__rates base, int64_t t) {
     const double first = base.lr / s->div_factor, last = first / s->final_div_factor, whole = (double)s->length;
@@ -330,7 +331,7 @@ CAIRN__HOST_DEVICE static inline struct cairn__rates cairn__schedule_body(const 
     return base;
 }
 
-/* After t >= 0 steps. */
+/* The rates after t >= 0 steps. */
 CAIRN__HOST_DEVICE static inline struct cairn__rates cairn__schedule_rates(const struct cairn__schedule *s,
                                                                            struct cairn__rates base, int64_t t) {
     if (t >= s->warmup) return cairn__schedule_body(s, base, t - s->warmup);
@@ -340,7 +341,7 @@ CAIRN__HOST_DEVICE static inline struct cairn__rates cairn__schedule_rates(const
     return rates;
 }
 
-/* The rates of the step that follows `steps` taken and `skipped` skipped ones. */
+/* The rates of the step after `steps` taken and `skipped` skipped ones. */
 CAIRN__HOST_DEVICE static inline struct cairn__rates cairn__group_rates(const struct cairn__group_schedule *g,
                                                                         int64_t steps, int64_t skipped) {
     const int64_t made = steps + (g->counts_skipped ? skipped : 0) - g->origin, t = made > 0 ? made : 0;
@@ -360,11 +361,11 @@ CAIRN__HOST_DEVICE static inline struct cairn__rates cairn__group_rates(const st
 
 /* ---- in a step ---- */
 
-/* The rates of all groups of an optimizer, in device memory but for `used`. */
+/* The rates of all groups of an optimizer, in device memory except `used`. */
 struct cairn__rate_table {
-    struct cairn__rates *rates;                    /* [groups] of the next step */
+    struct cairn__rates *rates;                    /* [groups]: those of the next step */
     const struct cairn__group_schedule *schedules; /* [groups] */
-    struct cairn__rates *used; /* [CAIRN__REPORTS][groups] of the steps that are reported; the host reads it */
+    struct cairn__rates *used; /* [CAIRN__REPORTS][groups]: those of reported steps; the host reads it */
     size_t groups;
 };
 
