@@ -2,8 +2,8 @@
  * which are copied into kept scratch of those layouts and back (a tenth of the time of a layer of ResNet-18 at
  * 64 x 64).
  *
- * Where weights outweigh pixels, copying them is most of the work, and small planes with padding waste its kernels;
- * there the columns of conv_columns.c are multiplied instead. One core of an AVX-512 server, oneDNN 2.6.3, batch 8, us:
+ * If weights outweigh pixels, copying them is most of the work, and small planes with padding waste oneDNN's kernels;
+ * then the columns of conv_columns.c are multiplied instead. One core of an AVX-512 server, oneDNN 2.6.3, batch 8, us:
  *     convolution               dst: primitive, columns   weights        src
  *     3 -> 64, 7 x 7, 64 x 64        1361, -               1410, 2600     6993, 1960
  *     64 -> 64, 3 x 3, 16 x 16       1221, 1500            1377, 2200     1215, 1600
@@ -29,16 +29,16 @@ struct key {
 };
 
 struct operand {
-    dnnl_memory_t dense, blocked; /* the primitive's; NULL = the dense one is */
+    dnnl_memory_t dense, blocked; /* the primitive's own; NULL = it uses the dense one */
     dnnl_primitive_t reorder;     /* between them; NULL = none */
-    size_t nbytes;                /* of the blocked one */
+    size_t nbytes;                /* of the blocked memory */
 };
 
 struct entry {
-    uint64_t used; /* the clock then; 0 = empty */
+    uint64_t used; /* the clock at the last use; 0 = empty */
     struct key key;
-    bool by_columns; /* nothing below is made */
-    bool alone;      /* needs one thread: nothing below is made, but for the key with 1 */
+    bool by_columns; /* the fields below are not made */
+    bool alone;      /* needs one thread: the fields below are made only in the entry of the key with 1 thread */
     dnnl_primitive_t primitive;
     struct operand operands[OPERANDS];
     dnnl_memory_t scratchpad;
@@ -77,9 +77,9 @@ void cairn__dnnl_convs_end(struct cairn__engine *e) {
     e->convs = NULL;
 }
 
-/* ---- which way ---- */
+/* ---- the choice ---- */
 
-/* The share of the outputs' taps along an axis that lie inside src. */
+/* The share of all taps of the outputs along an axis that lie inside src. */
 static double share_inside(const struct cairn__conv_shape *g, int axis) {
     const int64_t taps = axis ? g->s : g->r, outs = axis ? g->q : g->p;
     double inside = 0;
@@ -90,8 +90,9 @@ static double share_inside(const struct cairn__conv_shape *g, int axis) {
     return inside / (double)(taps * outs);
 }
 
-/* Nanoseconds as measured above; only their order matters. oneDNN skips taps outside, computes channels in blocks of 16
- * and transposes weights, the slower the further they are from the cache; columns are copied. */
+/* Compares nanoseconds as measured above; only which way is faster matters. oneDNN skips taps outside src, computes
+ * channels in blocks of 16, and transposes weights, the slower the further they are from the cache. The way by columns
+ * copies. */
 static bool goes_by_columns(const struct key *k) {
     static const double of_weight[] = {[CAIRN__CONV_DST] = 0.45, [CAIRN__CONV_SRC] = 0.6, [CAIRN__CONV_WEIGHTS] = 1.3};
     const struct cairn__conv_shape *g = &k->shape;
@@ -109,7 +110,7 @@ static bool goes_by_columns(const struct key *k) {
 
 /* ---- making ---- */
 
-/* The one place where versions 2 and 3 differ: operation descriptors went. d: src, weights, dst. */
+/* The only place where versions 2 and 3 differ: version 3 has no operation descriptors. d: src, weights, dst. */
 struct description {
     cairn__dnnl_desc d[OPERANDS];
     dnnl_dims_t stride, dilation, before, after; /* dilation 0 = dense */
@@ -160,7 +161,7 @@ static dnnl_status_t make_conv(dnnl_primitive_desc_t *out, enum cairn__conv_what
 }
 #endif
 
-/* Shapes of src, weights and dst, with how many dimensions. */
+/* Shapes of src, weights and dst, and their numbers of dimensions. */
 struct shapes {
     int ndim[OPERANDS];
     dnnl_dims_t size[OPERANDS];
@@ -194,7 +195,7 @@ static cairn_status describe(const struct key *k, int written, struct descriptio
         v->stride[axis] = g->stride[axis];
         v->dilation[axis] = g->dilation[axis] - 1;
         v->before[axis] = g->padding[axis];
-        v->after[axis] = reach - size - g->padding[axis]; /* below 0 where the stride skips the last rows of src */
+        v->after[axis] = reach - size - g->padding[axis]; /* negative if the stride skips the last rows of src */
     }
     for (int i = 0; i < OPERANDS; i++) {
         DNNL(cairn__dnnl_describe_by_tag(&v->d[i], shapes.ndim[i], shapes.size[i], type_of(k, i == written),
@@ -237,7 +238,7 @@ out:
     return st;
 }
 
-/* A gradient's primitive needs that of the forward pass as a hint about layouts. */
+/* The primitive of a gradient needs that of the forward pass as a hint for layouts. */
 static dnnl_status_t make_description(struct cairn__engine *e, const struct key *k, const struct description *v,
                                       dnnl_primitive_desc_t *out) {
     dnnl_primitive_desc_t hint = NULL;
@@ -275,8 +276,8 @@ out:
     return st;
 }
 
-/* Convolutions without a good kernel in oneDNN go by columns. Its implementations by products ("gemm") split sums by
- * the number of threads. */
+/* Convolutions for which oneDNN has no good kernel are computed by columns. oneDNN's implementations by products
+ * ("gemm") divide sums by the number of threads. */
 static cairn_status entry_make(struct cairn__engine *e, const struct key *k, struct entry *x) {
     cairn_status st = CAIRN_OK;
     struct description v;
@@ -384,8 +385,8 @@ static cairn_status by_either(struct cairn__engine *e, const struct cairn__conv_
     return x->alone ? by_either(e, pass) : cairn__conv_by_columns(e, &e->convs->columns, pass);
 }
 
-/* With several threads oneDNN adds gradients of weights in another order, and sometimes the products of a 1 x 1
- * kernel. */
+/* With several threads oneDNN adds gradients of weights in another order, and sometimes also the products of 1 x 1
+ * kernels. */
 static int max_threads(const struct cairn__conv_pass *pass) {
     return pass->what == CAIRN__CONV_WEIGHTS || (pass->shape.r == 1 && pass->shape.s == 1) ? 1 : 0;
 }
@@ -394,7 +395,7 @@ static cairn_status find_convs(struct cairn__engine *engine) {
     return engine->convs ? CAIRN_OK : cairn__calloc(1, sizeof(*engine->convs), (void **)&engine->convs);
 }
 
-/* Gradients of weights stay f32: their sums go on from block to block of pixels. */
+/* Gradients of weights are not rounded here: their sums continue from block to block of pixels in f32. */
 bool cairn__engine_conv_rounds(struct cairn__engine *engine, const struct cairn__conv_pass *pass) {
     struct cairn__conv_pass rounding = *pass;
     struct entry *x = NULL;

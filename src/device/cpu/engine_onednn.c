@@ -1,4 +1,4 @@
-/* oneDNN as the engine of the CPU's products and convolutions: opening and closing. */
+/* oneDNN as the engine of the CPU's products and convolutions: opening and closing it. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include "core/vars.h"
 #include "device/cpu/onednn.h"
 
-/* oneDNN takes a cap of its instruction set only before its first other call: a process that has used oneDNN itself
- * keeps what it had. */
+/* oneDNN accepts a limit of its instruction set only before any other call of oneDNN; in a process that has already
+ * used it, the limit does not change. */
 static void prepare_process(void) {
     (void)pthread_atfork(NULL, NULL, cairn__dnnl_note_fork);
     if (!cairn__var("CAIRN_CPU")) return;
@@ -19,14 +19,14 @@ static void prepare_process(void) {
     dnnl_set_max_cpu_isa(features & CAIRN__CPU_AVX512_BF16 ? dnnl_cpu_isa_avx512_core_bf16
                          : features & CAIRN__CPU_AVX512    ? dnnl_cpu_isa_avx512_core
                          : features & CAIRN__CPU_AVX2      ? dnnl_cpu_isa_avx2
-                                                           : dnnl_cpu_isa_sse41); /* the lowest that it has */
+                                                           : dnnl_cpu_isa_sse41); /* the lowest that oneDNN has */
 }
 
-/* oneDNN takes its number of threads from OpenMP, when a primitive is created and at each call. A rank has its own
- * number, but the setting is also the user's: it is changed around a call and restored. The two functions are looked up
- * rather than linked, so that they are those of libdnnl's runtime: with two runtimes in a process (libgomp below
- * libdnnl, libomp in a program built by clang) a linked name might be the other one's. A oneDNN with another threading
- * layer has no such functions. */
+/* oneDNN takes its number of threads from OpenMP, when a primitive is created and at each call. A rank has a number of
+ * its own, but the user has that setting, too; so it is changed around a call and then restored. The two functions are
+ * looked up instead of linked, so that they are those of libdnnl's runtime: with two runtimes in a process (libgomp
+ * below libdnnl, libomp in a program built by clang) a linked name might resolve to the other one. A oneDNN with
+ * another threading layer has no such functions. */
 static void find_openmp(struct cairn__engine *e) {
     void *get = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
     void *set = dlsym(RTLD_DEFAULT, "omp_set_num_threads");

@@ -1,4 +1,4 @@
-/* Losses with a class a row: cross entropy from scores, and nll from logarithms.
+/* Losses with one class per row: cross entropy from scores, and nll from logarithms.
  *
  * Cross entropy never stores probabilities: forward stores the greatest score g of each row and the sum s of e^(x - g),
  * from which backward computes them again:
@@ -41,7 +41,7 @@ static double weight_of(const struct loss_job *o, size_t c) {
     return o->weight ? get(o->r, o->weight, c) : 1;
 }
 
-/* The class of row i, or -1: ignored, or none. */
+/* The class of row i; -1 if the row is ignored or its target is no class. */
 static int64_t class_of(const struct loss_job *o, size_t i) {
     const int64_t c = cairn__index_at(o->loss.target_dtype, o->loss.target, i);
     return c != o->loss.ignore_index && c >= 0 && (uint64_t)c < o->classes ? c : -1;
@@ -65,7 +65,7 @@ out:
     return st;
 }
 
-/* ---- lse, a row: its greatest score, and the sum of exponents ---- */
+/* ---- lse: for each row its greatest score, and the sum of exponentials ---- */
 
 static void keep(const struct loss_job *o, size_t i, double greatest, double sum) {
     put(o->r, o->loss.lse, 2 * i, greatest);
@@ -84,7 +84,7 @@ static double loss_of(const struct loss_job *o, double weight, double sum, doubl
 
 /* ---- rows of their own: inner = 1 ---- */
 
-/* Sum over classes of w[c] (x[c] - greatest). */
+/* Sum over the classes of w[c] (x[c] - greatest). */
 static double weighted_sum(const struct loss_job *o, const void *x, double greatest) {
     struct cairn__block wide, centred;
     double sum = 0;
@@ -114,7 +114,7 @@ static void rows_forward(void *ctx, size_t first, size_t end) {
     }
 }
 
-/* ---- rows along inner: a tile is some columns of one row, column j of it is row `at + j` of the result ---- */
+/* ---- rows along inner: a tile is some columns of one row; its column j is row `at + j` of the result ---- */
 
 struct tile {
     const struct loss_job *o;
@@ -147,7 +147,7 @@ static void tile_centred(struct tile *tile, size_t c) {
     cairn__map2(tile->o->k, CAIRN__MAP_ADD, r, tile->made.room, tile_scores(tile, c), tile->greatest.room, tile->n, -1);
 }
 
-/* Adds a few classes' sums in R to those in f64 and clears them. */
+/* Adds the sums of a few classes, in R, to those in f64, and clears them. */
 static void close_classes(const struct tile *tile, struct columns *sum, struct columns *part) {
     const struct loss_job *o = tile->o;
     if (o->r == CAIRN_F32) {
@@ -216,7 +216,7 @@ static void nll_forward(void *ctx, size_t first, size_t end) {
 
 /* ---- forward ---- */
 
-/* The sum of the weights of targets; the first target that is no class is reported. */
+/* The sum of the weights of all targets. Reports the first target that is no class. */
 static double sum_target_weights(struct cairn__cpu *cpu, const struct loss_job *o) {
     double total = 0;
     bool reported = false;
@@ -275,7 +275,7 @@ static double dy_of(const struct loss_job *o, size_t i) {
     return o->loss.mean ? dy / get(o->r, o->loss.total, 0) : dy;
 }
 
-/* What p[c], w[c] (with smoothing) and the target are multiplied by. */
+/* The factors of p[c], of w[c] (with smoothing), and of the target. */
 struct slopes {
     double p, w, target;
 };
@@ -319,7 +319,7 @@ static void rows_backward(void *ctx, size_t first, size_t end) {
     }
 }
 
-/* Columns that are ignored have slopes of 0 and a greatest of +inf: e^(x - inf) = 0. */
+/* Ignored columns have slopes of 0 and a greatest of +inf, so that e^(x - inf) = 0. */
 static void tile_backward(struct tile *tile) {
     const struct loss_job *o = tile->o;
     struct columns p, w;

@@ -40,7 +40,7 @@ struct key {
 };
 
 struct entry {
-    uint64_t used; /* the engine's clock then; 0 = empty */
+    uint64_t used; /* the engine's clock at the last use; 0 = empty */
     struct key key;
     dnnl_primitive_t primitive;
     dnnl_memory_t a, b, bias, c;
@@ -48,7 +48,7 @@ struct entry {
 
 struct cairn__dnnl_products {
     struct entry entries[BUCKETS][WAYS];
-    uint64_t clock;               /* of calls of primitives */
+    uint64_t clock;               /* number of calls of primitives */
     struct cairn__scratch turned; /* C^T */
 };
 
@@ -108,7 +108,7 @@ out:
     return st;
 }
 
-/* NULL where the product is not added to C. */
+/* Leaves *out NULL if the product is not added to C. */
 static cairn_status make_attr(const struct key *k, dnnl_primitive_attr_t *out) {
     if (!k->add) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
@@ -226,7 +226,7 @@ static struct cairn__operand transposed(const struct cairn__operand *x) {
     return (struct cairn__operand){x->data, x->col, x->row};
 }
 
-/* C^T = B^T A^T into scratch, then transposed. */
+/* Computes C^T = B^T A^T into scratch, and transposes it. */
 static cairn_status by_transpose(struct cairn__engine *e, const struct cairn__product *p) {
     cairn_status st = CAIRN_OK;
     float *turned = NULL;
@@ -258,8 +258,8 @@ bool cairn__engine_finishes(const struct cairn__engine *engine, const struct cai
     return route(product) == by_primitive;
 }
 
-/* With more threads than C has large blocks oneDNN splits k, which changes the order of sums: measured with 8 threads
- * on [128, 1024] and 16 on [1024, 768], k 1024 and 3072, with AVX2; not with fewer. */
+/* With more threads than C has large blocks oneDNN divides k, which changes the order of sums. Measured with AVX2, with
+ * 8 threads on [128, 1024] and 16 on [1024, 768], k 1024 and 3072; it does not with fewer threads. */
 static int max_threads(const struct cairn__product *p) {
     enum { BLOCK = 256 * 512 };
     const int64_t blocks = p->m * p->n / BLOCK;

@@ -1,7 +1,7 @@
 /* Layer, RMS, group and batch normalisation.
  *
- * Statistics are R, in two passes (kernels/rows.h); an element is widened, normalised and rounded in one go. What goes
- * over rows (layer, RMS) has weights along the row; what goes over planes has one weight a plane. Batch normalisation
+ * Statistics are R, in two passes (kernels/rows.h); an element is widened, normalised and rounded in one step. Norms
+ * over rows (layer, RMS) have weights along the row; norms over planes have one weight per plane. Batch normalisation
  * of a matrix is neither: its groups are columns, which are folded row by row. */
 #include <math.h>
 #include <string.h>
@@ -20,8 +20,8 @@ struct norming {
     const void *weight, *bias; /* R */
     size_t rows_a_piece;
     char *partial;  /* R: sums of the last few rows of each piece, dweight [channels] and dbias [channels] */
-    double *pieces; /* sums of each piece, likewise */
-    double *sums;   /* [outer, channels, 2]: of planes */
+    double *pieces; /* the sums of each piece, in the same order */
+    double *sums;   /* of planes: [outer, channels, 2] */
 };
 
 static double get(cairn_dtype t, const void *x, size_t i) {
@@ -76,7 +76,7 @@ static void keep_stats(const struct norming *o, size_t group, double mean, doubl
     put(o->r, o->norm.rstd, group, 1 / sqrt(variance + o->norm.eps));
 }
 
-/* The two numbers of a channel that shares of a batch bring together. */
+/* The two numbers of a channel that are added up over the shares of a batch. */
 static double *shared_of(const struct norming *o, size_t channel) {
     return &o->norm.shared[1 + 2 * channel];
 }
@@ -131,7 +131,7 @@ static double *piece_of(const struct norming *o, size_t piece, bool is_bias) {
     return o->pieces + (2 * piece + is_bias) * o->channels;
 }
 
-/* What R holds of n sums goes to f64, and R begins anew. */
+/* Adds n sums in R to those in f64, and resets those in R. */
 static void close_rows(const struct norming *o, double *sums, void *part, size_t n) {
     if (o->r == CAIRN_F32) {
         o->k->drain(sums, part, n);
@@ -144,7 +144,7 @@ static void close_rows(const struct norming *o, double *sums, void *part, size_t
 static void rows_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const size_t piece = first / o->rows_a_piece;
-    if (o->pieces) { /* in the cache of the thread that adds to them */
+    if (o->pieces) { /* cleared by the thread that adds to them, so they are in its cache */
         memset(piece_of(o, piece, false), 0, 2 * o->channels * sizeof(double));
         memset(partial_of(o, piece, false), 0, 2 * o->channels * cairn_dtype_nbytes(o->r));
     }
@@ -168,7 +168,7 @@ static void rows_backward(void *ctx, size_t first, size_t end) {
     }
 }
 
-/* The sums of all pieces, in their order, rounded to R and to their type. */
+/* Adds up the sums of all pieces, in order, and rounds them to R and then to their own type. */
 static void add_pieces(const struct norming *o, size_t pieces, bool is_bias, void *dst) {
     if (!dst) return;
     double *sum = piece_of(o, 0, is_bias);
@@ -182,7 +182,7 @@ static void add_pieces(const struct norming *o, size_t pieces, bool is_bias, voi
     cairn__block_store(o->cpu, o->r, o->norm.affine_dtype, dst, rounded_sum, o->channels);
 }
 
-/* Rows are cut into at most 16 pieces, whatever the number of threads, each with sums of its own. */
+/* Rows are divided into at most 16 pieces, independent of the number of threads, each with sums of its own. */
 static cairn_status all_rows_backward(struct norming *o) {
     const size_t most = 16, least = 16;
     void *room = NULL;
@@ -191,7 +191,7 @@ static cairn_status all_rows_backward(struct norming *o) {
     const size_t pieces = o->outer ? (o->outer + o->rows_a_piece - 1) / o->rows_a_piece : 1;
     const size_t sums = pieces * 2 * o->channels;
     if (o->norm.dweight || o->norm.dbias) {
-        const size_t width = sizeof(double) + cairn_dtype_nbytes(o->r); /* of a sum and its part */
+        const size_t width = sizeof(double) + cairn_dtype_nbytes(o->r); /* of a sum and its part in R */
         cairn_status st = cairn__cpu_room(&o->cpu->a, CAIRN_F32, sums * width / sizeof(float), &room);
         if (st != CAIRN_OK) return st;
         o->pieces = room;
@@ -226,7 +226,8 @@ static void write_affine(const struct norming *o, size_t c, double dweight, doub
     if (o->norm.dbias) put(o->norm.affine_dtype, o->norm.dbias, c, dbias);
 }
 
-/* sums: a channel's sum(dy) and sum(dy * (x - mean)), of x; they become those of the whole batch. */
+/* sums: a channel's sum(dy) and sum(dy * (x - mean)) over x. If shares of a batch take what they told, they are
+ * replaced by those of the whole batch. */
 static void use_sums(const struct norming *o, size_t c, double sums[2]) {
     if (o->norm.share == CAIRN__NORM_TAKES) {
         memcpy(sums, shared_of(o, c), 2 * sizeof(sums[0]));
@@ -349,7 +350,7 @@ static const void *strip_centred(struct strip *s, size_t i) {
     return s->made.room;
 }
 
-/* Sums of each column: of few rows in R, and of all in f64. Parts lie side by side, so that no two that are used in
+/* Sums of each column: of a few rows in R, and of all rows in f64. Parts are adjacent, so that no two that are used in
  * turn are a page apart. */
 enum { STRIP_SUMS = 3 };
 
@@ -361,12 +362,12 @@ static void close_parts(const struct norming *o, struct sums *sums, int first, i
     for (int i = first; i < end; i++) close_rows(o, sums->all[i].room, sums->part[i].room, n);
 }
 
-/* After row i of the columns: whether parts are to be closed. */
+/* Whether parts are added to the f64 sums after row i of the columns. */
 static bool closes(const struct norming *o, size_t i) {
     return (i + 1) % CAIRN__SUM_ROWS == 0 || i + 1 == o->outer;
 }
 
-/* As the kernel `moments` has it, column by column. */
+/* Computes the statistics like the kernel `moments`, column by column. */
 static void strip_stats(struct strip *s) {
     const struct norming *o = s->o;
     const double n = (double)o->outer;
@@ -421,7 +422,7 @@ static void columns_forward(void *ctx, size_t first, size_t end) {
     }
 }
 
-/* dx = dy * a + ((x - mean) * b + c), as over planes. */
+/* dx = dy * a + ((x - mean) * b + c), as for planes. */
 static void strip_dx(struct strip *s, const struct columns *a, const struct columns *b, const struct columns *c) {
     const struct norming *o = s->o;
     for (size_t i = 0; i < o->outer; i++) {
@@ -435,7 +436,7 @@ static void strip_dx(struct strip *s, const struct columns *a, const struct colu
     }
 }
 
-/* Columns' sums of dy, and then of dy * (x - mean). */
+/* Sums of the columns of dy, and of dy * (x - mean). */
 static void strip_sums(struct strip *s, struct sums *sums) {
     const struct norming *o = s->o;
     void *sum = sums->part[0].room, *product = sums->part[1].room;
@@ -473,7 +474,7 @@ static bool is_empty(const struct cairn__norm *norm) {
     return norm->outer * norm->channels * norm->inner == 0;
 }
 
-/* A share may have no values: it tells so, and takes what the others have. */
+/* A share of a batch may have no values: it reports that, and takes the statistics of the others. */
 static void tell_count(const struct cairn__norm *norm) {
     if (norm->share != CAIRN__NORM_TELLS) return;
     if (is_empty(norm)) memset(norm->shared, 0, (1 + 2 * (size_t)norm->channels) * sizeof(norm->shared[0]));

@@ -7,8 +7,8 @@
 #include "core/parallel.h"
 
 enum {
-    FIRST_NBYTES = 16 << 20, /* the kernels of dnnl_sgemm, which its first call makes; and what the others share */
-    NEXT_NBYTES = 4 << 20,   /* a primitive's kernels, and buffers of a thread */
+    FIRST_NBYTES = 16 << 20, /* the kernels of dnnl_sgemm, made by its first call, and memory that all kernels share */
+    NEXT_NBYTES = 4 << 20,   /* a primitive's kernels, and the buffers of a thread */
     STACK_NBYTES = 8 << 20   /* of a thread */
 };
 
@@ -19,8 +19,8 @@ cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call) {
 }
 
 cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_first_gemm) {
-    static atomic_bool was_called;            /* in this process */
-    static _Thread_local int max_threads = 1; /* that oneDNN has had: OpenMP has a team for each thread that calls it */
+    static atomic_bool was_called;            /* oneDNN, in this process */
+    static _Thread_local int max_threads = 1; /* that oneDNN has used: OpenMP has a team per calling thread */
     const int threads = cairn__dnnl_threads(e);
     const size_t first = !atomic_load(&was_called) || is_first_gemm ? FIRST_NBYTES : 0;
     const size_t stacks = threads > max_threads ? (size_t)(threads - max_threads) * STACK_NBYTES : 0;
@@ -36,7 +36,7 @@ cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_fir
     return CAIRN_OK;
 }
 
-/* A child of fork has none of its parent's threads, and GNU's OpenMP would wait for them forever. */
+/* A child of fork has no threads of its parent, and GNU's OpenMP would wait for them forever. */
 static bool is_child_of_fork;
 
 void cairn__dnnl_note_fork(void) {

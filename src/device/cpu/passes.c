@@ -1,7 +1,7 @@
-/* The CPU's passes: the kernels of this processor over lists and types.
+/* The CPU's passes: the kernels of this processor, applied to lists and types.
  *
- * nn's elementwise kernels are f32 alone: half operands are widened and rounded in blocks that stay in the first
- * cache. */
+ * nn's elementwise kernels exist only for f32: half operands are widened and rounded in blocks that stay in the
+ * first-level cache. */
 #include <math.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@
 
 enum {
     BLOCK = 1024,   /* elements, a multiple of 8; three f32 arrays of them fit beside the halves */
-    MEASURED = 256, /* likewise; so short that the processor fetches the next block while norms are summed */
+    MEASURED = 256, /* likewise; short enough that the processor fetches the next block while norms are summed */
 };
 
 static const struct cairn__kernels *kernels(const struct cairn_device *d) {
@@ -39,7 +39,7 @@ static void cast(struct cairn_device *d, const struct cairn__item *items, size_t
     for (size_t i = 0; i < count; i++) {
         if (f) {
             f(items[i].dst, items[i].x, items[i].n);
-        } else if (items[i].n > 0) { /* f64 or bool as itself */
+        } else if (items[i].n > 0) { /* f64 and bool as they are */
             memmove(items[i].dst, items[i].x, items[i].n * cairn_dtype_nbytes(to));
         }
     }
@@ -90,7 +90,7 @@ static void l2norm(struct cairn_device *d, const struct cairn__item *items, size
     *norm = sqrt(total);
 }
 
-/* Comparisons with a NaN are false, so it stays. */
+/* Comparisons with a NaN are false, so NaNs stay. */
 static void clamp(struct cairn_device *d, const struct cairn__item *items, size_t count, float limit) {
     (void)d;
     for (size_t i = 0; i < count; i++) {
@@ -168,7 +168,7 @@ static void update_rounding(struct rounding *r, const struct cairn__optim_item *
 
 enum {
     FLAT = 256, /* elements of a piece, a multiple of 8: so short that the processor fetches the next one's meanwhile */
-    FLAT_GRAIN = 64 * FLAT /* of a thread */
+    FLAT_GRAIN = 64 * FLAT /* elements of a thread */
 };
 
 struct flat_job {
@@ -206,7 +206,7 @@ static void update_pieces(void *ctx, size_t begin, size_t end) {
         const size_t m = end - i < FLAT ? end - i : FLAT;
         float *const w = type == CAIRN_F32 ? (float *)t->weights + i : wide;
         struct cairn__flat piece = {t->missed, i, m, w, g, {NULL}, &job->scalars, NULL};
-        uint32_t found = 0; /* whoever guards the step has looked */
+        uint32_t found = 0; /* ignored: the step's guard has checked */
         for (int s = 0; s < CAIRN__MAX_STATES; s++) piece.state[s] = t->state[s] ? t->state[s] + i : NULL;
         job->k->scale[job->grad][CAIRN_F32](g, grad_at(t, job->grad, i), m, job->scalars.factor, &found);
         if (w == wide) job->k->cast[type][CAIRN_F32](wide, half_at(t->weights, i), m);
@@ -215,7 +215,7 @@ static void update_pieces(void *ctx, size_t begin, size_t end) {
     }
 }
 
-/* As kernels that read weights alone, and norms, know them. */
+/* The mode for kernels that only read weights, and for norms. */
 static enum cairn__weight_mode read_mode(enum cairn__weight_mode mode) {
     if (mode == CAIRN__W_BF16_STOCHASTIC) return CAIRN__W_BF16;
     return mode == CAIRN__W_F16 || mode == CAIRN__W_BF16 ? mode : CAIRN__W_F32;
@@ -232,14 +232,14 @@ static double squares_of(const struct cairn__kernels *k, cairn_dtype type, const
     return sum;
 }
 
-/* Infinities and NaN are seen: they are greater. */
+/* NaN or infinity if there is one, which are greater than any number. */
 static double greatest_square_of(struct cairn_device *d, cairn_dtype type, const void *x, size_t n) {
     const struct cairn__counts counts = count_elements(d, type, x, n, 0);
     const double greatest = counts.nans ? (double)NAN : counts.infs ? (double)INFINITY : counts.largest;
     return greatest * greatest;
 }
 
-/* Block by block, so that norms are those of what is in the cache. */
+/* Works block by block, so that norms are computed while a block is in the cache. */
 static struct cairn__squares direct(const struct cairn__kernels *k, const struct cairn__optim_item *t, cairn_dtype grad,
                                     enum cairn__weight_mode read, const union cairn__update *h) {
     const cairn_dtype type = cairn__weights_type(read);
@@ -412,7 +412,7 @@ static void fill(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, flo
     kernels(d)->fill[t](dst, n, value);
 }
 
-/* 1 * a + 1 * b is a + b, bit for bit, and reads one of the halves itself. */
+/* Computes 1 * a + 1 * b, which is a + b bit for bit: the kernel reads one of the halves without widening it first. */
 static void add(struct cairn_device *d, cairn_dtype t, void *dst, const void *a, const void *b, size_t n) {
     const struct cairn__kernels *k = kernels(d);
     if (t == CAIRN_F32) {
@@ -531,7 +531,7 @@ static void normal(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, u
     }
 }
 
-/* 2u - 1 is exact and below 1 by 2^-23 at least, so that in f32 no rounding reaches the bound. */
+/* 2u - 1 is exact and at least 2^-23 below 1, so rounding in f32 never reaches the bound. */
 static void uniform(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float bound, uint64_t seed,
                     uint64_t stream) {
     const size_t nbytes = cairn_dtype_nbytes(t);

@@ -1,5 +1,6 @@
-/* Pooling on the CPU: a row of outputs at a time, one tap of the window after the other, so that inner loops run along
- * rows. Planes are independent. Halves are widened whole into kept scratch, and results rounded from there.
+/* Pooling on the CPU: one row of outputs at a time, and one tap of the window after the other, so that inner loops run
+ * along rows. Planes are independent. Halves are widened as a whole into kept scratch, and results are rounded from
+ * there.
  *
  * An average adds its window up tap by tap in row-major order, then divides once; its gradient divides first. In f32,
  * after FEW taps the sums of a piece of a row are drained into f64, so that kernels.h's bound holds; where more than
@@ -17,7 +18,7 @@
 #include "device/math_passes.h"
 
 enum { KEPT_TAPS = 16, FEW = CAIRN__SUM_ROWS, MANY = 25 };
-enum { WORTH = 16 << 10, ROUNDED = 512 }; /* inputs of a piece; of those that are rounded at once */
+enum { WORTH = 16 << 10, ROUNDED = 512 }; /* inputs of a piece; number of inputs that are rounded at once */
 
 /* The inputs of one output: `count` runs of `n`, a row of the plane apart. */
 struct window {
@@ -25,18 +26,19 @@ struct window {
     int32_t width, height;
 };
 
-/* On n outputs, for taps that lie side by side, whose input of the first output is x[0] or dx[0]; inputs are `stride`
- * apart. */
+/* Functions over n outputs, for adjacent taps. The input of the first tap and output is x[0] or dx[0]; the inputs of
+ * neighbouring outputs are `stride` apart. */
 struct rows {
-    /* index: of x[0] in its plane. at < 0: nothing yet. The first of equals stays; a NaN beats whatever there is. */
+    /* index: position of x[0] in its plane. at < 0: no maximum yet. Of equal inputs the first stays; a NaN replaces any
+     * other number. */
     void (*max)(void *y, int32_t *at, const void *x, int32_t index, int64_t n, int64_t stride, int64_t taps);
     void (*add)(void *y, const void *x, int64_t n, int64_t stride, int64_t taps);
     void (*add_back)(void *dx, const void *dy, int64_t n, int64_t stride, int64_t taps);
-    void (*scatter)(void *dx, const void *dy, const int32_t *at, int64_t n); /* not where at < 0 */
+    void (*scatter)(void *dx, const void *dy, const int32_t *at, int64_t n); /* skips outputs with at < 0 */
     void (*fill)(void *y, double value, int64_t n);
     void (*divide)(void *y, const void *x, const int32_t *widths, int64_t height, int64_t n); /* by width * height */
-    /* of an adaptive average: y[i] = sum of x / area, of n windows that lie one after the other; dx = dy[i] / area;
-     * of one row of a window, dx += dy[0] / area */
+    /* For adaptive averages: y[i] = sum of x / area, of n windows that lie one after the other; dx = dy[i] / area; for
+     * one row of a window, dx += dy[0] / area. */
     void (*means)(void *y, const void *x, int64_t n, const struct window *w);
     void (*shares)(void *dx, const void *dy, int64_t n, const struct window *w);
     void (*add_share)(void *dx, const void *dy, int64_t n, const struct window *w);
@@ -60,13 +62,13 @@ struct job {
     const struct cairn__kernels *kernels;
     size_t nbytes; /* of R */
     struct cairn__reach taps[KEPT_TAPS];
-    int64_t first_tap;        /* that reaches into the plane anywhere in a row */
-    int64_t whole, whole_end; /* outputs whose taps are all inside and done at once; perhaps none */
+    int64_t first_tap;        /* the first tap that reaches into the plane anywhere in a row */
+    int64_t whole, whole_end; /* outputs whose taps are all inside and computed at once; may be empty */
     int32_t *widths;          /* [q]: columns that an average divides by */
-    char *parts;              /* of its gradient: dy, divided */
-    double *sums;             /* for each slot, where f32 gradients are added in f64; in a slot's job its own */
+    char *parts;              /* of an average's gradient: dy, divided */
+    double *sums;             /* f32 gradients added in f64: the sums of all slots; in a slot's job its own */
     size_t slots;
-    uint32_t mask; /* of a slot's places, a power of two of them: input i has sums[i & mask] */
+    uint32_t mask; /* a slot's number of places, a power of two, less 1: input i has sums[i & mask] */
     void (*row)(const struct job *j, size_t plane, int64_t p);
 };
 
@@ -92,8 +94,8 @@ static struct cairn__reach tap_of(const struct job *j, int64_t s) {
     return s < KEPT_TAPS ? j->taps[s] : reach_of(&j->pool, s);
 }
 
-/* What an average divides by, along an axis: without padding what lies inside; with it what lies inside the padded
- * plane, which windows of ceil_mode leave. */
+/* The divisor of an average along an axis: without padding the inputs inside the plane; with padding those inside the
+ * padded plane, beyond which windows of ceil_mode reach. */
 static int64_t extent(const struct cairn__pool *v, int axis, int64_t out) {
     const int64_t size = axis ? v->w : v->h, begin = out * v->stride[axis] - v->padding[axis];
     const int64_t limit = v->count_padding ? size + v->padding[axis] : size;
@@ -102,20 +104,20 @@ static int64_t extent(const struct cairn__pool *v, int axis, int64_t out) {
     return end > from ? end - from : 1; /* nothing inside: 0 / 1 */
 }
 
-/* The outputs out..end-1 of a row that begins at `row`, for `taps` side by side, of which the first one has the input
- * `in` of its plane at output `out`. */
+/* The outputs out..end-1 of a row that begins at `row`, for `taps` adjacent taps. At output `out` the first of these
+ * taps has the input `in` of its plane. */
 struct piece {
     size_t plane, row;
     int64_t out, end, in, taps;
 };
 typedef void (*piece_fn)(const struct job *j, const struct piece *piece);
 
-/* The first tap at or past `below` inputs. */
+/* The first tap that is `below` inputs or more from the window's first. */
 static int64_t least_tap(int64_t below, int64_t dilation) {
     return below > 0 ? (below + dilation - 1) / dilation : 0;
 }
 
-/* One tap, but for the outputs that were done whole. */
+/* Applies f to one tap, except for the outputs that are computed at once. */
 static void do_tap(const struct job *j, struct piece piece, struct cairn__reach at, piece_fn f) {
     const int64_t start = piece.in;
     for (int side = 0; side < 2; side++) {
@@ -126,7 +128,8 @@ static void do_tap(const struct job *j, struct piece piece, struct cairn__reach 
     }
 }
 
-/* A row of outputs. Only taps that lie inside: a window may be far larger than the plane and its padding. */
+/* Applies f to a row of outputs, for the taps that lie inside: a window may be far larger than the plane and its
+ * padding. */
 static void each_tap(const struct job *j, size_t plane, int64_t p, piece_fn f) {
     const struct cairn__pool *v = &j->pool;
     const int64_t top = p * v->stride[0] - v->padding[0];
@@ -201,7 +204,7 @@ static double sum_of_run(const struct job *j, const char *x, int64_t n) {
     return j->kernels->sum[CAIRN_F32](x, (size_t)n);
 }
 
-/* y = sum of a window / area, of rows that begin at x. */
+/* y = sum of a window / area; the window's rows begin at x. */
 static void put_average(const struct job *j, char *y, const char *x, int64_t n, int64_t count, double area) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++, x += (size_t)j->pool.w * j->nbytes) sum += sum_of_run(j, x, n);
@@ -212,7 +215,7 @@ static int64_t within(int64_t at, int64_t size) {
     return at < 0 ? 0 : at < size ? at : size;
 }
 
-/* Each window by itself: for a few of many values each. */
+/* Computes each window by itself: for few windows of many values each. */
 static void wide_average_row(const struct job *j, size_t plane, int64_t p) {
     const struct cairn__pool *v = &j->pool;
     char *y = (char *)v->y + row_of(j, plane, p) * j->nbytes;
@@ -226,8 +229,8 @@ static void wide_average_row(const struct job *j, size_t plane, int64_t p) {
     }
 }
 
-/* Some columns begin..begin+n-1 of a row, n <= CAIRN__BLOCK: what `taps` taps since the last drain gave, and those
- * before. */
+/* Sums of the columns begin..begin+n-1 of a row, n <= CAIRN__BLOCK: in `part` those of `taps` taps since the last
+ * drain, in `total` all before. */
 struct sums {
     int64_t begin, n, taps;
     float part[CAIRN__BLOCK];
@@ -255,7 +258,7 @@ static int64_t greatest(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* A row of the inputs, to outputs. */
+/* Adds a row of inputs to the sums of outputs. */
 static void add_row_of_taps(const struct job *j, struct sums *sums, const float *x) {
     const int64_t stride = j->pool.stride[1];
     for (int64_t s = j->first_tap; s < j->pool.kernel[1]; s++) {
@@ -300,7 +303,7 @@ static void average_row_back(const struct job *j, size_t plane, int64_t p) {
     each_tap(j, plane, p, add_piece_back);
 }
 
-/* Of a tap's outputs those whose inputs are among the sums' columns. No division where all are. */
+/* The outputs of a tap whose inputs are among the columns of the sums. Does not divide if all are. */
 static struct cairn__reach within_sums(struct cairn__reach at, const struct sums *sums, int64_t stride) {
     const int64_t before = sums->begin - at.at, end = sums->begin + sums->n;
     const int64_t skipped = before > 0 ? (before + stride - 1) / stride : 0;
@@ -310,7 +313,7 @@ static struct cairn__reach within_sums(struct cairn__reach at, const struct sums
     return at;
 }
 
-/* A row of outputs, to inputs. */
+/* Adds a row of outputs to the sums of inputs. */
 static void add_row_of_shares(const struct job *j, struct sums *sums, const float *parts) {
     const int64_t stride = j->pool.stride[1];
     for (int64_t s = j->first_tap; s < j->pool.kernel[1]; s++) {
@@ -321,7 +324,7 @@ static void add_row_of_shares(const struct job *j, struct sums *sums, const floa
     }
 }
 
-/* f32: row y of dx, from the rows of outputs that it is in. */
+/* f32: computes row y of dx from the rows of outputs whose windows contain it. */
 static void long_average_row_back(const struct job *j, size_t plane, int64_t y) {
     const struct cairn__pool *v = &j->pool;
     const int64_t last = y + v->padding[0], first = last - v->kernel[0] + 1;
@@ -382,7 +385,7 @@ static void long_adaptive_row_back(const struct job *j, size_t plane, int64_t p)
     }
 }
 
-/* Small windows of one size are those of an average. */
+/* Small windows of equal size are computed like those of an average. */
 static struct cairn__pool as_average(struct cairn__pool v) {
     if (v.kind != CAIRN__POOL_ADAPTIVE_AVERAGE || v.q == 1 || v.h % v.p != 0 || v.w % v.q != 0) return v;
     if (v.h / v.p * (v.w / v.q) > FEW) return v;
@@ -396,7 +399,7 @@ static struct cairn__pool as_average(struct cairn__pool v) {
 
 /* ---- all planes ---- */
 
-/* The first input that row p of outputs, or those behind it, may reach. */
+/* The first input that row p of outputs, or a later row, may reach. */
 static size_t first_of_row(const struct cairn__pool *v, int64_t p) {
     const int64_t top = v->kind == CAIRN__POOL_MAX ? p * v->stride[0] - v->padding[0] : p * v->h / v->p;
     return (size_t)((p < v->p ? within(top, v->h) : v->h) * v->w);
@@ -410,7 +413,7 @@ static void do_planes(void *ctx, size_t begin, size_t end) {
     }
 }
 
-/* Backward, where every row of dx is made by itself. */
+/* Backward, if every row of dx is computed by itself. */
 static void do_rows_of_planes(void *ctx, size_t begin, size_t end) {
     const struct job *j = ctx;
     for (size_t plane = begin; plane < end; plane++) {
@@ -419,7 +422,7 @@ static void do_rows_of_planes(void *ctx, size_t begin, size_t end) {
     }
 }
 
-/* Inputs begin..end-1 of a plane get their sums, rounded, which begin anew. */
+/* Writes the rounded sums of the inputs begin..end-1 of a plane to dx, and resets them. */
 static void close_sums(const struct job *j, size_t plane, size_t begin, size_t end) {
     float *dx = (float *)(void *)dx_plane(j, plane);
     while (begin < end) {
@@ -432,7 +435,7 @@ static void close_sums(const struct job *j, size_t plane, size_t begin, size_t e
     }
 }
 
-/* Backward through sums: each slot has some planes that follow one another. */
+/* Backward through sums: each slot has several adjacent planes. */
 static void do_slots(void *ctx, size_t begin, size_t end) {
     struct job j = *(const struct job *)ctx;
     double *const slots = j.sums;
@@ -454,7 +457,7 @@ static void do_slots(void *ctx, size_t begin, size_t end) {
     }
 }
 
-/* Small planes that are one window each: the calls would cost more than the work. */
+/* Small planes of one window each, for which the calls would cost more than the work. */
 static bool is_whole_planes(const struct job *j) {
     const struct cairn__pool *v = &j->pool;
     return v->kind == CAIRN__POOL_ADAPTIVE_AVERAGE && v->p == 1 && v->q == 1 && v->h * v->w < FEW;
@@ -476,7 +479,7 @@ static void run(struct job *j, cairn__parallel_body body) {
     cairn__parallel_for((size_t)j->pool.planes, plane < WORTH ? WORTH / plane : 1, body, j);
 }
 
-/* Narrow windows over neighbours, by strides that pool_rows.h knows. */
+/* For narrow windows over adjacent inputs, with a stride that pool_rows.h supports. */
 static void choose_whole(struct job *j) {
     const struct cairn__pool *v = &j->pool;
     const bool narrow = v->kernel[1] == 2 || v->kernel[1] == 3;
@@ -509,7 +512,7 @@ out:
     return st;
 }
 
-/* How many outputs an input is in, at most along an axis. */
+/* The greatest number of outputs along an axis that one input is part of. */
 static int64_t most_meeting(const struct cairn__pool *v, int axis) {
     const int64_t in = axis ? v->w : v->h, out = axis ? v->q : v->p;
     if (v->kind == CAIRN__POOL_ADAPTIVE_AVERAGE) return (out + in - 1) / in + 1;
@@ -517,13 +520,14 @@ static int64_t most_meeting(const struct cairn__pool *v, int axis) {
     return least((v->kernel[axis] + stride - 1) / stride, out);
 }
 
-/* Where more gradients may meet than f32 adds up well. */
+/* Whether more gradients may meet in one input than f32 adds up accurately. */
 static bool is_long(const struct cairn__pool *v) {
     const int64_t most = most_meeting(v, 0) * most_meeting(v, 1);
     return v->dtype != CAIRN_F64 && most > (v->kind == CAIRN__POOL_AVERAGE ? FEW : MANY);
 }
 
-/* Sums of a slot, a power of two: for a maximum, of the rows that a window reaches and of inputs not rounded yet. */
+/* Number of sums of a slot, a power of two: for a maximum those of the rows that a window reaches, and of inputs that
+ * are not rounded yet. */
 static size_t places_of(const struct cairn__pool *v) {
     const size_t plane = (size_t)(v->h * v->w);
     const size_t rows = (size_t)least((v->kernel[0] - 1) * v->dilation[0] + 1, v->h);
@@ -533,7 +537,7 @@ static size_t places_of(const struct cairn__pool *v) {
     return places;
 }
 
-/* Rows that add up in f64, and room for it, each for one thread at a time. */
+/* Chooses the functions that add up in f64, and takes memory for their sums; one thread at a time uses a slot. */
 static cairn_status prepare_long(struct cairn_device *d, struct job *j) {
     enum { SLOTS = 64 };
     static void (*const rows[])(const struct job *, size_t,
@@ -587,7 +591,8 @@ static cairn_status forward(struct cairn_device *d, const struct cairn__pool *v)
     TRY(prepare(d, &j, false));
     j.row = rows[j.pool.kind];
     if (j.pool.kind == CAIRN__POOL_AVERAGE && j.pool.kernel[0] * j.pool.kernel[1] > FEW) {
-        /* By windows where taps along the row would be short, or of a stride that pool_rows.h does not know. */
+        /* By windows if runs of taps along the row would be short, or the stride is not one that pool_rows.h
+         * supports. */
         if (j.pool.kernel[1] >= j.pool.q || j.pool.stride[1] > 2) {
             j.row = wide_average_row;
         } else if (v->dtype != CAIRN_F64) {
