@@ -14,12 +14,12 @@
 #include "device/cuda/math_table.h"
 
 enum {
-    MAX_SCRATCH = 128 << 20, /* bytes of a block of scores, and what is made of them */
-    ROWS = 128,              /* rows of a block are a multiple where they are more: whole tiles of products */
+    MAX_SCRATCH = 128 << 20, /* bytes of a block of scores, and of what is computed from them */
+    ROWS = 128,              /* blocks with more rows have a multiple of this: whole tiles of products */
     ALIGN = 512,
 };
 
-/* An operand as products take it: heads, a pair (b, h) each, `step` elements apart. */
+/* An operand in the form that products require: heads, one per pair (b, h), `step` elements apart. */
 struct heads {
     const struct cairn__view *view;
     bool copied; /* dense, in scratch */
@@ -38,13 +38,13 @@ struct work {
     cairn_dtype type, r;
     size_t nbytes, r_nbytes; /* of their elements */
     int64_t heads, h, t, s, d_qk, d_v;
-    int64_t block_heads, block_rows, stride; /* at most; of a row of scores */
+    int64_t block_heads, block_rows, stride; /* at most, of a block; stride: of a row of scores */
     bool slopes;                             /* dq or dk is wanted */
     struct heads x[OPERANDS];
     char *scores, *probabilities, *score_gradients, *score_slopes, *dk, *dv; /* scratch */
 };
 
-/* What is worked on at once. */
+/* The scores that are processed at once. */
 struct block {
     int64_t head, heads, row, rows, cols;
 };
@@ -63,7 +63,7 @@ static int64_t quotient_up(int64_t a, int64_t b) {
 
 /* ---- operands ---- */
 
-/* Whether cuBLASLt takes all heads in one call. Those of a result do not lie between one another's rows. */
+/* Whether cuBLASLt takes all heads in one call. Rows of one head of a result must not lie between those of another. */
 static bool is_batch(const struct cairn__view *v, bool result) {
     const bool rows = v->size[2] <= 1 || v->stride[2] >= v->size[3], columns = v->size[3] <= 1 || v->stride[3] == 1;
     const int outer = v->size[1] > 1 ? 1 : 0;
@@ -140,7 +140,7 @@ static size_t share_out(struct work *w, char *room) {
 
 /* ---- what is queued ---- */
 
-/* All but m, n and k, and whether operands are transposed. */
+/* Everything except m, n and k, and whether operands are transposed. */
 static struct cairn__batch batch_of(const struct work *w, const struct block *b) {
     return (struct cairn__batch){.batch = b->heads,
                                  .in_type = w->type,
@@ -150,8 +150,8 @@ static struct cairn__batch batch_of(const struct work *w, const struct block *b)
                                  .lda = w->stride};
 }
 
-/* Whether x[count] is copied as those before it are, and is as far from the last of them, here and there, as that is
- * from the one before: q, k and v side by side are. */
+/* Whether x[count] can be copied together with those before it: it has the same shape, and source and copy are as far
+ * from the last operand's as those are from the one before. q, k and v that are adjacent can. */
 static bool goes_on(const struct heads *x, int count) {
     const struct heads *last = &x[count - 1], *next = &x[count];
     const struct cairn__view *a = last->view, *b = next->view;
@@ -162,7 +162,7 @@ static bool goes_on(const struct heads *x, int count) {
                           next->data - last->data == x[1].data - x[0].data);
 }
 
-/* The views of `count` operands as one of them all, the first at `data`, the next `nbytes` behind it. */
+/* One view of `count` operands: the first is `first`, the others follow at distances of nbytes. */
 static struct cairn__view joined(const struct cairn__view *first, int count, ptrdiff_t nbytes) {
     struct cairn__view all = *first;
     if (count == 1) return all;
@@ -174,7 +174,7 @@ static struct cairn__view joined(const struct cairn__view *first, int count, ptr
     return all;
 }
 
-/* Operands [from, to) that have a copy: into it, or back. */
+/* Copies those of the operands [from, to) that have a copy into it, or back. */
 static void copy_heads(const struct work *w, int from, int to, bool into) {
     for (int i = from, count = 1; i < to; i += count, count = 1) {
         const struct heads *x = &w->x[i];
@@ -205,7 +205,7 @@ static void set_c(struct cairn__batch *batch, const struct heads *x, int64_t hea
     batch->step_c = x->step;
 }
 
-/* to = rows of a times those of b: what every row of the block has with every column. */
+/* to = rows of operand a times those of operand b: the products of every row of the block with every column. */
 static void multiply_rows(const struct work *w, const struct block *b, char *to, int rows, int columns) {
     struct cairn__batch batch = batch_of(w, b);
     const struct heads *x = &w->x[rows];
@@ -218,7 +218,7 @@ static void multiply_rows(const struct work *w, const struct block *b, char *to,
     multiply(w, &batch);
 }
 
-/* Rows of a result: weights [rows, cols] of the block times columns of an input. */
+/* Computes rows of a result: weights [rows, cols] of the block times columns of an input. */
 static void multiply_weights(const struct work *w, const struct block *b, int to, const char *weights, int from) {
     struct cairn__batch batch = batch_of(w, b);
     batch.m = b->rows, batch.n = w->x[to].view->size[3], batch.k = b->cols;
@@ -228,7 +228,7 @@ static void multiply_weights(const struct work *w, const struct block *b, int to
     multiply(w, &batch);
 }
 
-/* What rows of the block add to columns of a gradient. sum: where that is in R, or NULL. */
+/* Adds the contributions of the block's rows to columns of a gradient. sum: the gradient's sum in R, or NULL. */
 static void add_columns(const struct work *w, const struct block *b, int to, char *sum, const char *weights, int from) {
     struct cairn__batch batch = batch_of(w, b);
     batch.m = b->cols, batch.n = w->x[to].view->size[3], batch.k = b->rows;
@@ -291,7 +291,7 @@ static void backward_block(const struct work *w, const struct block *b) {
     if (w->x[DQ].data) multiply_weights(w, b, DQ, w->score_slopes, K);
 }
 
-/* A head's gradient, of sums over its blocks. */
+/* Rounds a head's gradient from its sum over the blocks. */
 static void round_sum(const struct work *w, int64_t head, int to, char *sum) {
     const struct heads *x = &w->x[to];
     if (!x->data) return;

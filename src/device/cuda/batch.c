@@ -12,7 +12,7 @@ static int64_t step_nbytes(const struct cairn__batch *b) {
     return b->step_c * (int64_t)cairn_dtype_nbytes(b->out_type);
 }
 
-/* k = 0. */
+/* Called if k = 0: C becomes zeros. */
 static cairn_status clear(struct cairn_device *d, const struct cairn__batch *b) {
     const struct cairn__cuda *c = cairn__cuda_enter(d);
     const size_t nbytes = cairn_dtype_nbytes(b->out_type), row = (size_t)b->n * nbytes;
@@ -62,12 +62,12 @@ struct plan {
     int64_t m, n, k;
     struct matrix x[OPERANDS];
     int count;
-    struct axis axes[CAIRN_MAX_DIMS]; /* of the batch, outermost first; where C's stride is 0, they are summed */
+    struct axis axes[CAIRN_MAX_DIMS]; /* of the batch, outermost first; axes with a stride of 0 in C are summed */
 };
 
 enum {
-    MAX_TERMS = 4,          /* of a sum, added one after another; more are copied into one product */
-    MAX_COPIED = 256 << 20, /* bytes for that */
+    MAX_TERMS = 4,          /* of a sum, added one after another; sums with more are copied into one product */
+    MAX_COPIED = 256 << 20, /* at most, of those copies */
 };
 
 static struct matrix matrix_of(const struct cairn__view *v) {
@@ -83,18 +83,18 @@ static bool is_columns(const struct matrix *x) {
     return (x->rows == 1 || x->row == 1) && (x->cols == 1 || x->col >= x->rows);
 }
 
-/* Rows or columns of neighbours, which is what cuBLASLt takes. */
+/* Whether elements of rows or of columns are adjacent, as cuBLASLt requires. */
 static bool is_legal(const struct matrix *x) {
     return is_rows(x) || is_columns(x);
 }
 
-/* Steps of `step` follow `size` steps of *stride; a single one may have any. */
+/* Whether steps of `step` continue `size` steps of *stride. A single step may have any stride. */
 static bool continues(int64_t step, int64_t *stride, int64_t size) {
     if (size == 1) *stride = step;
     return step == *stride * size;
 }
 
-/* The axis becomes more rows of A and C, which share B; or more of the sum over k. */
+/* Makes the axis part of the rows of A and C, which share B, or of the sum over k. Returns false if it cannot be. */
 static bool extend(struct plan *p, const struct axis *axis) {
     struct plan wider = *p;
     struct matrix *a = &wider.x[A], *b = &wider.x[B], *c = &wider.x[C];
@@ -145,7 +145,7 @@ static int64_t terms_of(const struct plan *p) {
 
 /* ---- copies ---- */
 
-/* Which axes a dense copy has, in its order. */
+/* The axes of a dense copy, in its order. */
 struct copy {
     struct cairn__view from;
     int axis[CAIRN_MAX_DIMS]; /* of the plan; -1 = the matrix's rows, -2 = its columns */
@@ -157,7 +157,7 @@ static void add_axis(struct copy *copy, int axis, int64_t size, int64_t stride) 
     copy->from.stride[copy->from.ndim++] = stride;
 }
 
-/* sums: with the axes that are summed outside k and next to it, so that they continue it. */
+/* sums: the summed axes are placed next to k, outside it, so that they continue it. */
 static struct copy copy_of(const struct plan *p, int o, bool sums) {
     const struct matrix *x = &p->x[o];
     const bool by_rows = sums ? o != A : x->col <= x->row;
@@ -175,7 +175,7 @@ static struct copy copy_of(const struct plan *p, int o, bool sums) {
     return copy;
 }
 
-/* Replaces an operand by its copy. Returns false where there is no room for it. */
+/* Replaces an operand by its copy. Returns false if there is no memory for it. */
 static bool copy_operand(struct cairn_device *d, struct plan *p, int o, bool sums) {
     const struct copy copy = copy_of(p, o, sums);
     struct cairn__view to = cairn__view_dense(NULL, copy.from.dtype, copy.from.ndim, copy.from.size);
@@ -202,7 +202,7 @@ static bool continues_k(const struct plan *p, int o) {
     return is_legal(&p->x[o]);
 }
 
-/* Sums of many terms become part of k, by copies of the operands that do not have them there. */
+/* Makes sums of many terms part of k, by copying the operands that do not have these axes next to k. */
 static bool fold_sums(struct cairn_device *d, struct plan *p) {
     size_t nbytes = 0;
     if (terms_of(p) <= MAX_TERMS) return true;
@@ -232,7 +232,7 @@ static int64_t leading(const struct matrix *x, bool by_rows) {
     return x->cols == 1 ? x->rows : x->col;
 }
 
-/* The axis that cuBLASLt walks: the longest of those that are not summed. -1 = none. */
+/* The longest axis that is not summed, over which cuBLASLt loops; -1 = none. */
 static int batch_axis(const struct plan *p) {
     int best = -1;
     for (int i = 0; i < p->count; i++) {
@@ -266,7 +266,8 @@ static struct cairn__batch first_batch(const struct plan *p, int axis) {
     };
 }
 
-/* Where operand o is at step i of all loops but that over `axis`, in bytes; *is_first: of its sum. */
+/* Offset of operand o, in bytes, at step i of all loops except that over `axis`; *is_first: it is the first term of its
+ * sum. */
 static size_t offset_at(const struct plan *p, int axis, int o, int64_t i, bool *is_first) {
     int64_t offset = 0;
     *is_first = true;
@@ -280,7 +281,7 @@ static size_t offset_at(const struct plan *p, int axis, int o, int64_t i, bool *
     return (size_t)offset * cairn_dtype_nbytes(p->x[o].type);
 }
 
-/* Each result's terms come in their order, wherever the summed axes are among the others. */
+/* The terms of each result are added in order, wherever the summed axes are among the others. */
 static cairn_status run(struct cairn_device *d, const struct plan *p) {
     const int axis = batch_axis(p);
     const struct cairn__batch first = first_batch(p, axis);
@@ -300,7 +301,7 @@ out:
     return st;
 }
 
-/* Sums of several terms of halves: in f32 in scratch, and rounded at the end. */
+/* Sums of several terms of halves are added up in f32 in scratch, and rounded at the end. */
 static void run_wide(struct cairn_device *d, struct plan *p) {
     struct copy copy = copy_of(p, C, false);
     struct cairn__view wide = cairn__view_dense(NULL, CAIRN_F32, copy.from.ndim, copy.from.size);

@@ -130,7 +130,7 @@ out:
     return st;
 }
 
-/* Returns the segments without blocks in use to the driver; whether there were any. */
+/* Returns the segments without used blocks to the driver; returns whether there were any. */
 static bool trim(struct cairn__cache *c) {
     bool found = false;
     for (int small = 0; small < 2; small++) {

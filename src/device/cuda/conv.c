@@ -23,7 +23,7 @@
 #include "device/cuda/math_table.h"
 
 enum {
-    MAX_SCRATCH = 256 << 20, /* bytes of a matrix of a chunk, but for one image */
+    MAX_SCRATCH = 256 << 20, /* bytes of a matrix of a chunk, unless the chunk is one image */
     PACK_NBYTES = 16,
     PACK = 8, /* elements: of any type at least PACK_NBYTES */
 };
@@ -134,7 +134,7 @@ static int64_t src_image(const struct job *j) {
     return j->shape.c * j->shape.h * j->shape.w;
 }
 
-/* An image of src or dst; elements of them are of the pass's type. */
+/* An image of src or dst, whose elements are of the pass's type. */
 static void *src_at(const struct job *j, const void *src, int64_t image) {
     return (char *)(uintptr_t)src + image * src_image(j) * nbytes_of(j->type);
 }
@@ -167,7 +167,7 @@ static void queued(const struct job *j, int error) {
     cairn__cuda_queued(j->d, j->name, error);
 }
 
-/* Columns of src: those in place, or a copy of patches. NULL: no room. */
+/* Columns of src: in place, or a copy of patches. NULL if there is no memory. */
 static const void *read_columns(const struct job *j, struct chunk *c) {
     const struct cairn__columns g = columns_of(j, c);
     const void *src = src_at(j, j->src, c->first);
@@ -203,7 +203,7 @@ static const void *read_dst(const struct job *j, struct chunk *c) {
     return c->room;
 }
 
-/* Rows of weights that are not whole packs, 3 x 7 x 7 of them, are copied to some that are. */
+/* Copies rows of weights that are not whole packs, such as 3 x 7 x 7, to rows that are. */
 static bool read_weights(struct job *j) {
     j->weights = j->conv->weight;
     j->weights_row = j->taps;
@@ -286,8 +286,8 @@ static void write_src(const struct job *j, struct chunk *c, void *result, const 
     }
 }
 
-/* Images that lie together are added by the product, chunks by the next one; gradients of images apart are slices,
- * which are added at the end. */
+/* Images together are added by the product, and chunks by the next product; gradients of images apart are slices, which
+ * are added at the end. */
 static void write_weights(const struct job *j, struct chunk *c, void *result, const void *bias) {
     const int64_t n = j->k * j->taps, slices = j->together ? 1 : j->n;
     const bool in_place = j->together && (j->most == j->n || j->type == j->wide),
@@ -332,7 +332,7 @@ static size_t count_of(const struct cairn__conv *v, enum part part) {
     }
 }
 
-/* A sum over nothing: zeros, and the bias. */
+/* The result of a sum over nothing: zeros, and the bias. */
 static void write_nothing(const struct job *j, enum part written, void *result) {
     const struct cairn__conv *v = j->conv;
     struct CUstream_st *stream = cairn__cuda_enter(j->d)->stream;
@@ -385,7 +385,7 @@ static void write_by_columns(struct job *j, enum cairn__conv_part part, void *re
     }
 }
 
-/* Writes one part, from the two others. */
+/* Writes one part of the convolution, computed from the two others. */
 static void write_part(struct job *j, enum part written, void *result) {
     const struct cairn__conv *v = j->conv;
     const void *x = v->x, *y = v->dy, *bias = written == Y ? v->bias : NULL;
@@ -399,7 +399,7 @@ static void write_part(struct job *j, enum part written, void *result) {
     }
     j->src = v->transposed ? y : x;
     j->dst = v->transposed ? x : y;
-    /* f64 is what others are compared with: one way is enough */
+    /* f64 serves as the reference for other types: one way is enough */
     const cairn_status st = j->type == CAIRN_F64 ? CAIRN_ENOTSUP : write_by_library(j, part, result, bias);
     if (st == CAIRN_ENOTSUP) write_by_columns(j, part, result, bias);
     else cairn__cuda_kept(j->d, st);

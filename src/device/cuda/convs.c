@@ -132,7 +132,7 @@ static bool is_aligned(const struct cairn__conv_arrays *a) {
     return all % CAIRN__CONV_ALIGN == 0;
 }
 
-/* Keeps what the library says to a problem; other errors are not kept. */
+/* Keeps the library's answer to a problem, a plan or a refusal; other errors are not kept. */
 static cairn_status make_plan(const struct cairn__cuda *c, const struct cairn__conv_key *k, struct entry *e) {
     struct cairn__convs *cs = c->convs;
     if (e->plan) cs->library->drop(&e->plan);
@@ -177,7 +177,7 @@ cairn_status cairn__convs_write(struct cairn_device *d, const struct cairn__conv
     if (!is_aligned(arrays)) return leave(c, k, ALIGNMENT, "an array is not aligned to 16 bytes");
     struct entry *e = &cs->entries[cairn__index_find(&cs->index, cs->keys, k, sizeof(*k), &found)];
     if (found && e->refused != NONE) return leave(c, k, e->refused, NULL);
-    if (!found || !e->plan) TRY(make_plan(c, k, e)); /* no plan: it failed the last time */
+    if (!found || !e->plan) TRY(make_plan(c, k, e)); /* no plan: making it failed the last time */
     st = run(d, k, e, arrays);
 out:
     return st;

@@ -22,7 +22,7 @@ enum { LEAST_ARCH = 80 }; /* bf16 and tf32 products, and what the kernels are co
 
 /* ---- errors ---- */
 
-/* Errors with advice; others have only their name and NVIDIA's text. */
+/* Errors with advice; other errors have only their name and NVIDIA's text. */
 static const struct {
     cudaError_t error;
     cairn_status status;
@@ -71,7 +71,7 @@ static cairn_status describe_error(char *text, size_t nbytes, const char *name, 
 cairn_status cairn__cuda_call_failed(const struct cairn__cuda *c, const char *doing, int error) {
     char text[512];
     const cairn_status st = describe_error(text, sizeof(text), c->name, doing, error);
-    (void)cudaGetLastError(); /* or the user's own next check would find it */
+    (void)cudaGetLastError(); /* else the user's own next check would find it */
     return cairn__fail(st, "%s", text);
 }
 
@@ -293,7 +293,7 @@ static void cuda_free_pinned(struct cairn_device *d, void *p) {
     (void)cudaFreeHost(p);
 }
 
-/* Between GPUs, too: all have one space of addresses. */
+/* Also between GPUs: all have one address space. */
 static cairn_status cuda_copy(struct cairn_device *d, void *dst, const void *src, size_t nbytes) {
     const struct cairn__cuda *c = cairn__cuda_enter(d);
     cairn_status st = CAIRN_OK;
@@ -329,7 +329,7 @@ static cairn_status cuda_synchronize(struct cairn_device *d) {
     static const char doing[] = "waiting for the GPU";
     const struct cairn__cuda *c = cairn__cuda_enter(d);
     cairn_status st = CAIRN_OK;
-    TRY(cuda_check(d)); /* the first failure, not what followed from it */
+    TRY(cuda_check(d)); /* the first failure, not an error that followed from it */
     TRY(refuse_recording(c, c->stream, doing));
     TRY_CUDA(c, doing, cudaStreamSynchronize(c->stream));
     TRY(take_faults(c));
@@ -454,7 +454,7 @@ static void cuda_connect(struct cairn_device *d, const struct cairn_device *othe
     (void)cudaGetLastError();
 }
 
-/* The event may be recorded anew at once: a wait is for what was recorded last when it was queued. */
+/* The event may be recorded again at once: a wait refers to the last recording before the wait was queued. */
 static cairn_status cuda_wait_for(struct cairn_device *d, struct cairn_device *other) {
     static const char doing[] = "letting a GPU wait for another";
     const struct cairn__cuda *o = cairn__cuda_enter(other);

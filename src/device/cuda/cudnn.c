@@ -29,7 +29,7 @@ enum { LEAST_VERSION = 90000 };
 
 struct cairn__conv_handle {
     cudnnHandle_t cudnn;
-    cudnnActivationDescriptor_t identity; /* the call that adds a bias has an activation */
+    cudnnActivationDescriptor_t identity; /* the call that adds a bias requires an activation */
 };
 
 struct cairn__conv_plan {
@@ -71,7 +71,7 @@ static void cudnn_close(struct cairn__conv_handle **handle) {
     *handle = NULL;
 }
 
-/* Replicas are threads, and cuDNN's first handle is to be made by one thread alone. */
+/* Replicas are threads, but only one thread at a time may make cuDNN's first handle. */
 static cudnnStatus_t create_handle(cudnnHandle_t *out) {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&one_at_a_time);
@@ -101,7 +101,7 @@ out:
 
 /* ---- plans ---- */
 
-/* Its sizes are ints, and so are its kernels' offsets. */
+/* cuDNN's sizes are ints, and so are its kernels' offsets. */
 static bool is_small(const struct cairn__conv_key *k) {
     const double arrays[] = {(double)k->n * (double)k->c * (double)k->h * (double)k->w,
                              (double)k->k * (double)k->c * (double)k->r * (double)k->s,

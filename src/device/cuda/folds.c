@@ -1,4 +1,4 @@
-/* Folds, variance, arg-max and running sums: which axes are what, and how many threads share a result. */
+/* Folds, variance, arg-max and running sums: the roles of axes, and the number of threads per result. */
 #include "device/cuda/folds.h"
 
 #include "device/cuda/math_table.h"
@@ -13,7 +13,7 @@ static size_t pieces(size_t n, size_t piece) {
 
 /* ---- which axes are what ---- */
 
-/* Whether the last axis stays, those of size 1 aside. */
+/* Whether the last axis is kept, not counting kept axes of size 1. */
 static bool ends_in_columns(const struct cairn__view *x, uint32_t folded) {
     int d = x->ndim - 1;
     while (d >= 0 && x->size[d] == 1 && !(folded >> d & 1)) d--;
@@ -38,12 +38,12 @@ static bool has_packs(const struct cairn__folding *r, size_t v) {
     return whole && all_multiples(last, inner, v) && all_multiples(other, other->ndim, v);
 }
 
-/* ---- who does what: sizes alone decide ---- */
+/* ---- division of the work, by sizes alone ---- */
 
 enum { WARP = 32, MANY_BLOCKS = 1024, WARP_PACKS = 1024, FEW_ROWS = 1024, PACKS_AT_ONCE = 4 };
 
-/* A warp or less of a row, each thread with two packs or more; of a long one a block, or several blocks with 8 packs a
- * thread or more. Parts end with a block's round. */
+/* A row has a warp or fewer threads, each with two packs or more; a long row has a block, or several blocks with 8
+ * packs a thread or more. Parts end with a round of a block. */
 static void plan_rows(struct cairn__folding *r, size_t v) {
     const size_t n = r->folded.n, rows = r->kept.n, packs = pieces(n, v);
     r->threads = 1;
@@ -56,8 +56,8 @@ static void plan_rows(struct cairn__folding *r, size_t v) {
     r->parts = (uint32_t)pieces(n, r->part);
 }
 
-/* A warp of columns, eight rows below one another; more of one and fewer of the other where there are not so many.
- * room: for partial results. */
+/* A block has a warp of columns and eight rows; more rows and fewer columns if there are fewer columns, and the
+ * reverse. room: for partial results. */
 static void plan_columns(struct cairn__folding *r, size_t v, size_t room) {
     enum { ROWS_WORTH_A_THREAD = 4, ROWS_WORTH_A_GROUP = 8 };
     const size_t n = r->folded.n, columns = r->kept.n;
@@ -71,7 +71,7 @@ static void plan_columns(struct cairn__folding *r, size_t v, size_t room) {
     r->parts = most > 1 ? (uint32_t)pieces(n, r->part) : 1;
 }
 
-/* results: a view of each, of x's shape, or of size 1 along folded axes. doubles: what a partial result takes. */
+/* results: a view of each result, of x's shape, or of size 1 along folded axes. doubles: size of a partial result. */
 static struct cairn__folding reduction_of(struct cairn_device *d, const struct cairn__view *x, uint32_t folded,
                                           cairn_dtype r_type, const struct cairn__view *const *results, int count,
                                           size_t doubles) {
@@ -116,7 +116,8 @@ void cairn__cuda_fold(struct cairn_device *d, enum cairn__fold f, const struct c
     if (any) fold(d, "fold", f, x, folded, dst, r_of(x, dst), &end);
 }
 
-/* The mean first, then the squares about it: where x is not in the cache any more, it is read twice. */
+/* Computes the mean first, then the squares of the differences to it: if x is no longer in the cache, it is read
+ * twice. */
 void cairn__cuda_variance(struct cairn_device *d, const struct cairn__view *dst, void *mean,
                           const struct cairn__view *x, double divisor, bool root) {
     bool any;
@@ -149,8 +150,8 @@ void cairn__cuda_arg_max(struct cairn_device *d, const struct cairn__view *index
 
 /* ---- running sums ---- */
 
-/* Sums of few and long lines go by segments, so that there is work for many threads or warps. A product goes in order:
- * what is 0 before stays 0 whatever comes, and parts of what comes may be infinite. */
+/* Sums of few and long lines are divided into segments, so that there is work for many threads or warps. A product is
+ * computed in order: once it is 0 it stays 0, though later parts of it may be infinite. */
 static void plan_running(struct cairn__running *c, bool has_columns, struct cairn__partials *partials) {
     enum { SHORT_LINE = 64, SCANNED_SEGMENT = 1024, SEGMENT = 64, WARPS = 4096, THREADS = 32768, MOST = 128 };
     const size_t lines = c->lines.n;

@@ -5,8 +5,8 @@
 
 #include "device/cuda/math_table.h"
 
-/* The sum of the weights of classes, which smoothing needs; NULL where nothing does. Returns false where there is no
- * room for it. */
+/* The sum of the weights of classes, which smoothing needs; *sum = NULL if nothing needs it. Returns false if there is
+ * no memory for it. */
 static bool sum_weights(struct cairn_device *d, const char *pass, const struct cairn__class_loss *loss, double **sum) {
     *sum = NULL;
     if (!loss->weight || !loss->from_logits || !(loss->smoothing > 0)) return true;

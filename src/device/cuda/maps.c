@@ -63,7 +63,8 @@ static bool can_pack(const struct cairn__map_job *job, int inputs) {
 
 /* ---- copies of bits ---- */
 
-/* Axes by insertion, stably, the result's widest strides outside, so that it is written in the order of its memory. */
+/* Sorts axes by insertion, stably, the result's widest strides outermost, so that it is written in the order of its
+ * memory. */
 static void sort_axes(struct cairn__axes *axes) {
     for (int i = 1; i < axes->ndim; i++) {
         for (int d = i; d > 0 && axes->stride[0][d - 1] < axes->stride[0][d]; d--) {
@@ -75,8 +76,8 @@ static void sort_axes(struct cairn__axes *axes) {
     }
 }
 
-/* Brings the axis that the source runs along to the last place but one, where the result runs along the last and the
- * source does not. */
+/* If the result is contiguous along the last axis and the source along another, moves that axis to the last place but
+ * one, and returns true. */
 static bool is_transposed(struct cairn__axes *axes) {
     const int last = axes->ndim - 1;
     if (last < 1 || axes->stride[0][last] != 1 || axes->stride[1][last] <= 1) return false;

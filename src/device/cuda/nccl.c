@@ -34,7 +34,7 @@ struct cairn__comm {
     atomic_bool is_gone; /* aborted: nccl must not be used */
     int rank, size;
     cudaStream_t stream;
-    cudaEvent_t ahead; /* of the device's stream */
+    cudaEvent_t ahead; /* records the position of the device's stream */
     cudaEvent_t marks[CAIRN__COMM_MARKS];
     struct {
         ncclRedOp_t op;
@@ -169,7 +169,7 @@ out:
     return st;
 }
 
-/* NCCL's proxy, which forgets memory of other GPUs, ends with finalize. */
+/* NCCL's proxy, which releases memory of other GPUs, ends with finalize. */
 static void deregister(struct cairn__comm *c, struct block *b) {
     if (b->handle && is_alive(c)) (void)ncclCommDeregister(c->nccl, b->handle);
     b->handle = NULL;

@@ -34,7 +34,7 @@ static const char *complaint_about(const struct cairn__norm *norm) {
     return NULL;
 }
 
-/* ---- how sums are divided: sizes alone decide ---- */
+/* ---- how sums are divided, by sizes alone ---- */
 
 enum {
     COLUMN_BLOCKS = 1024,
@@ -44,7 +44,7 @@ enum {
     LEAST_CHUNK = 4096, /* elements of a part */
     MAX_PARTS = 512,
     WARP_RUN = 512,       /* elements of a group that a warp adds up */
-    LONG_WARP_RUN = 2048, /* where there are MANY_GROUPS */
+    LONG_WARP_RUN = 2048, /* the same, with MANY_GROUPS groups or more */
     MANY_GROUPS = 1024,
     PACK = 8, /* of the smallest elements */
 };
@@ -72,7 +72,7 @@ static struct cairn__norm_parts channels_of(const struct cairn__norm *norm) {
     return inner == 1 ? columns_of(outer, channels) : runs_of(channels, outer, inner, channels * inner);
 }
 
-/* One run of neighbours each. */
+/* Each group is one run of adjacent elements. */
 static struct cairn__norm_parts groups_of(const struct cairn__norm *norm) {
     const size_t n = (size_t)(norm->channels / norm->per * norm->inner);
     return runs_of((size_t)(norm->outer * norm->per), 1, n, n);
@@ -91,7 +91,8 @@ static struct cairn__norm_teams teams_of(const struct cairn__norm *norm) {
 
 /* ---- what passes have in common ---- */
 
-/* Where a pass works. `ok` until something could not be queued; then nothing more is. */
+/* The stream and arguments of a pass. `ok` becomes false when something could not be queued; then nothing more is
+ * queued. */
 struct work {
     struct cairn_device *d;
     struct CUstream_st *stream;
@@ -129,7 +130,7 @@ static double *add_up(struct work *w, enum cairn__norm_sums which, const struct 
     return sums;
 }
 
-/* What a share without values tells. */
+/* Reports the sums of a share of the batch that has no values. */
 static void tell_nothing(struct work *w) {
     const double count = (double)w->norm->outer * (double)w->norm->inner; /* there may be no channels */
     zero(w, CAIRN_F64, w->norm->shared, 1 + 2 * (size_t)w->norm->channels);

@@ -196,7 +196,8 @@ static void l2norm(struct cairn_device *d, const struct cairn__item *items, size
 
 enum { FLAT = 1 << 22 }; /* elements of a piece */
 
-/* Of the piece: gradient, and weights where they are half without a master, as f32; then what the kernels read. */
+/* For a piece: the gradient, and weights if they are half without a master, as f32; and the scalars that the kernels
+ * read. */
 struct flat_scratch {
     float *grad, *wide;
     struct cairn__flat_scalars *scalars;
@@ -213,7 +214,7 @@ static bool take_scratch(struct cairn_device *d, const struct cairn__optim_item 
     return s->grad && s->scalars && (s->wide || !widens);
 }
 
-/* Where the step is skipped, half weights become what they were: the rounding of their master, or their own. */
+/* If the step is skipped, half weights get the values that they had: the rounding of their master, or their own. */
 static int write_flat(struct cairn_device *d, const struct cairn__optim_item *t, enum cairn__weight_mode mode,
                       size_t first, size_t n, float *w, const struct cairn__optim_state *state) {
     const cairn_dtype type = cairn__weights_type(mode), half = cairn__copy_type(mode);
@@ -227,7 +228,7 @@ static int write_flat(struct cairn_device *d, const struct cairn__optim_item *t,
     return 0;
 }
 
-/* One after the other, as the scratch is. */
+/* One item after the other, because they share the scratch. */
 static void update_flat(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                         enum cairn__weight_mode mode, const struct cairn__optim_rule *rule,
                         const struct cairn__rates *rates, const struct cairn__optim_state *state) {
@@ -289,7 +290,7 @@ static struct cairn__item measured_item(const struct cairn__optim_item *item, en
                                                           : item->grad};
 }
 
-/* A launch's tensors at a time. */
+/* As many tensors at a time as a launch takes. */
 static int launch_squares(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype type,
                           enum measured what) {
     int error = 0;
@@ -304,7 +305,7 @@ static int launch_squares(struct cairn_device *d, const struct cairn__optim_item
     return error;
 }
 
-/* By a census of them. */
+/* Measures greatest elements by a census. */
 static int launch_greatest(struct cairn_device *d, const struct cairn__optim_item *items, size_t count,
                            cairn_dtype grad) {
     struct cairn__census *out = cairn__cuda_room(d, CAIRN__ROOM_A, CAIRN__CUDA_LIST * sizeof(*out));
@@ -341,7 +342,7 @@ static void measure(struct cairn_device *d, const struct cairn__optim_item *item
     }
 }
 
-/* Of empty pieces too, whose parameter has elements on other ranks. */
+/* Includes empty pieces, whose parameter has elements on other ranks. */
 static int launch_seconds(struct cairn_device *d, struct cairn__optim_list *list, const struct cairn__optim_item *items,
                           size_t count) {
     int error = 0;

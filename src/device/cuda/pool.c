@@ -23,7 +23,7 @@ void cairn__cuda_pool(struct cairn_device *d, const struct cairn__pool *pool) {
     cairn__cuda_queued(d, "pool", cairn__launch_pool(cairn__cuda_enter(d)->stream, pool));
 }
 
-/* Of outputs there may be none: then no input has a gradient. */
+/* If there are no outputs, no input has a gradient. */
 void cairn__cuda_pool_backward(struct cairn_device *d, const struct cairn__pool *pool) {
     if (cairn__cuda_refused(d, "pool_backward", complaint_about(pool))) return;
     if (inputs_of(pool) == 0) return;

@@ -214,7 +214,7 @@ static cairn_status try_plan(const struct cairn__cuda *c, const struct cairn__pr
     cairn_status st = CAIRN_OK;
     bool found = false;
     struct entry *e = &c->products->entries[cairn__product_find(&c->products->index, &plan->key, &found)];
-    if (!found || !e->made) { /* not made: the descriptors could not be the last time */
+    if (!found || !e->made) { /* not made: creating the descriptors failed the last time */
         drop_entry(e);
         TRY(make_entry(c, &plan->key, e));
     }

@@ -14,7 +14,7 @@ static uint16_t alignment(const void *p) {
     return (uint16_t)(address & -address);
 }
 
-/* NULL does not. */
+/* NULL does not fit. */
 static bool fits(const void *extra) {
     return extra && (uintptr_t)extra % CAIRN__PRODUCT_EXTRA_ALIGN == 0;
 }
@@ -60,7 +60,7 @@ void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn_
     };
 }
 
-/* That of every matrix at p, which lie `step` elements apart. */
+/* The alignment of every matrix at p, if matrices are `step` elements apart. */
 static uint16_t batch_alignment(const void *p, int64_t step, cairn_dtype type) {
     return alignment((const void *)((uintptr_t)p | (uintptr_t)step * cairn_dtype_nbytes(type)));
 }

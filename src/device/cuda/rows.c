@@ -20,7 +20,7 @@ void cairn__cuda_softmax_backward(struct cairn_device *d, cairn_dtype t, void *d
                        cairn__launch_softmax_backward(cairn__cuda_enter(d)->stream, t, dx, dy, y, rows, n, log));
 }
 
-/* A uniform is a multiple of 2^-24, so that it is below p where its integer is below p * 2^24, rounded up. */
+/* A uniform is a multiple of 2^-24, so it is below p exactly if its integer is below p * 2^24, rounded up. */
 void cairn__cuda_dropout(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, double p,
                          uint64_t seed, uint64_t stream) {
     const struct cairn__random_stream random = cairn__cuda_random(d, seed, stream);
@@ -40,7 +40,7 @@ void cairn__cuda_gather_rows(struct cairn_device *d, cairn_dtype t, void *y, con
                                                  bad_index ? bad_index : &c->faults->index));
 }
 
-/* A stable sort of the indices, and its scratch: keys and order change places with every pass. */
+/* A stable sort of the indices, and its scratch: each pass swaps keys and order with their copies. */
 struct sorting {
     uint32_t *keys[2], *order[2], *counts;
     size_t tile;
