@@ -2,8 +2,8 @@
  * keep a compiler from vectorizing a loop.
  *
  * Every function is branch-free: both sides of a choice are computed, and ?: selects one. Operations are IEEE's, one at
- * a time, so a lane of a vector computes the same as a scalar, at any width. NaN gives NaN. Errors are relative to the
- * function's true value; bounds hold for the whole range, measured by kcheck against libm in double precision:
+ * a time, so a lane of a vector computes the same as a scalar, at any width. NaN gives NaN. Errors are differences from
+ * the function's true value; bounds hold for the whole range, measured by kcheck against libm in double precision:
  *
  *     exp 1.25, expm1 2, log 1, log1p 1.75 ulp       sinh 2.5, cosh 2, tanh 3 ulp     sigmoid 2.5, softplus 2.5 ulp
  *     log2, log10, sin, cos, tan, pow 0.51 ulp       asin 2.5, acos 1.5, atan 2, atan2 3     erf 3, erfinv 5 ulp

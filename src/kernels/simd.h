@@ -855,7 +855,7 @@ INLINE bool are_in_few_sets(const void *const *x) {
 }
 
 /* n <= PANEL. Several rows are read side by side, so that their sums stay in registers and each row is read in order:
- * all rows, or only few at a time if they would evict each other because more lines than a set has fall into it. */
+ * all rows, or few at a time if their lines fall into the same few sets of the cache and would evict each other. */
 INLINE void add_rows(int f, int type, double *sums, const void *const *x, size_t rows, size_t n, const float *centre,
                      bool fresh) {
     enum { FEW = CAIRN__SUM_ROWS / 4 };

@@ -43,7 +43,7 @@ struct cairn__peers_options {
 
 struct cairn__peers {
     int rank, size;
-    cairn_store *store; /* with prefix: the options', used until the meeting ends */
+    cairn_store *store; /* like prefix, the options': used until the meeting ends */
     const char *prefix;
     bool rank_0_serves;
     const char *topics[CAIRN__PEER_TOPICS]; /* topics under which this rank published; NULL: its facts */

@@ -9,7 +9,7 @@
 enum {
     BLOCK_NBYTES = 4 << 20, /* two of them, with their results, stay in a cache of the last level */
     SLICE_NBYTES = 64,      /* slices begin at multiples of this */
-    WHOLE_NBYTES = 4096,    /* shorter all-reduces are sent whole: one transfer instead of two */
+    WHOLE_NBYTES = 4096,    /* all-reduces up to this size are sent whole: one transfer instead of two */
 };
 
 static size_t type_nbytes(const struct flow *f) {

@@ -74,7 +74,7 @@ void check(cairn_status status) {
     throw failed;
 }
 
-/* The message without its place: "[pair.cc:589] Connection closed by peer". */
+/* The message without the place in front: without "[pair.cc:589]" in "[pair.cc:589] Connection closed by peer". */
 const char *words(const std::exception &e) {
     const char *text = e.what(), *end = *text == '[' ? strchr(text, ']') : nullptr;
     return end && end[1] == ' ' ? end + 2 : text;
@@ -213,7 +213,7 @@ class Pair : public gloo::transport::tcp::Pair {
     }
 
     /* Another thread may hold the lock for a moment, or, while it closes this pair, until gloo's thread has left it.
-     * The exception is not dropped, because no event comes again for bytes that were read. */
+     * So this tries for a while before it drops the exception: no event comes again for bytes that were read. */
     void end_by(const std::exception_ptr &e) noexcept {
         std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
         for (int tries = 0; !guard && tries < 1000; tries++) {

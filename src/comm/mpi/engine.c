@@ -461,7 +461,7 @@ static const struct cairn__engine *unfinished(void) {
     return e;
 }
 
-/* An error, not a warning, if rank 0 has left: the log shows only warnings of rank 0. */
+/* The log shows only warnings of rank 0. So if rank 0 has not left, and may be unable to log, rank 1 logs an error. */
 static void warn(const struct cairn__engine *e, double waited) {
     char names[200] = "";
     size_t used = 0;

@@ -11,7 +11,7 @@
 
 enum {
     LOOK_MS = 500,
-    ANSWER_MS = 1500,         /* a rank that waits has answered after this time */
+    ANSWER_MS = 1500,         /* a rank that waits answers within this time */
     HOST_MS = LOOK_MS + 1000, /* the store may end with rank 0, and ranks that looked later still read */
     PAUSE_MS = 20,
     MAX_NAMED = 4,

@@ -226,8 +226,8 @@ static void write_affine(const struct norming *o, size_t c, double dweight, doub
     if (o->norm.dbias) put(o->norm.affine_dtype, o->norm.dbias, c, dbias);
 }
 
-/* sums: a channel's sum(dy) and sum(dy * (x - mean)) over x. If shares of a batch take what they told, they are
- * replaced by those of the whole batch. */
+/* sums: a channel's sum(dy) and sum(dy * (x - mean)) over x. With CAIRN__NORM_TAKES they are replaced by those
+ * of the whole batch. */
 static void use_sums(const struct norming *o, size_t c, double sums[2]) {
     if (o->norm.share == CAIRN__NORM_TAKES) {
         memcpy(sums, shared_of(o, c), 2 * sizeof(sums[0]));

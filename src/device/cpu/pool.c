@@ -29,8 +29,8 @@ struct window {
 /* Functions over n outputs, for adjacent taps. The input of the first tap and output is x[0] or dx[0]; the inputs of
  * neighbouring outputs are `stride` apart. */
 struct rows {
-    /* index: position of x[0] in its plane. at < 0: no maximum yet. Of equal inputs the first stays; a NaN replaces any
-     * other number. */
+    /* index: position of x[0] in its plane. at < 0: no maximum yet. Of equal inputs the first stays; a NaN replaces
+     * whatever is there, also an earlier NaN. */
     void (*max)(void *y, int32_t *at, const void *x, int32_t index, int64_t n, int64_t stride, int64_t taps);
     void (*add)(void *y, const void *x, int64_t n, int64_t stride, int64_t taps);
     void (*add_back)(void *dx, const void *dy, int64_t n, int64_t stride, int64_t taps);

@@ -67,7 +67,7 @@ struct plan {
 
 enum {
     MAX_TERMS = 4,          /* of a sum, added one after another; sums with more are copied into one product */
-    MAX_COPIED = 256 << 20, /* at most, of those copies */
+    MAX_COPIED = 256 << 20, /* bytes of those copies, at most */
 };
 
 static struct matrix matrix_of(const struct cairn__view *v) {

@@ -56,8 +56,8 @@ static void plan_rows(struct cairn__folding *r, size_t v) {
     r->parts = (uint32_t)pieces(n, r->part);
 }
 
-/* A block has a warp of columns and eight rows; more rows and fewer columns if there are fewer columns, and the
- * reverse. room: for partial results. */
+/* A block has a warp of columns and eight rows; more rows and fewer columns if there are fewer columns, fewer
+ * rows and more columns if there are few rows. room: for partial results. */
 static void plan_columns(struct cairn__folding *r, size_t v, size_t room) {
     enum { ROWS_WORTH_A_THREAD = 4, ROWS_WORTH_A_GROUP = 8 };
     const size_t n = r->folded.n, columns = r->kept.n;

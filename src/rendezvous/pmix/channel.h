@@ -12,10 +12,10 @@ enum { CAIRN__PMIX_SECRET_NBYTES = 32 };
 
 struct cairn__pmix {
     size_t nbytes; /* of this table */
-    /* Writes the same random bytes on every rank of PMIx's job, however often it is called: rank 0 makes them, the
-     * others wait for them, for at most timeout seconds. PMIx then stays open until the process ends. Any thread, one
-     * at a time. Errors: CAIRN_ETIMEOUT the launcher or rank 0 did not answer; CAIRN_EPEER PMIx failed; CAIRN_ESTATE in
-     * a child of fork whose parent opened PMIx; CAIRN_ESYSTEM, CAIRN_ENOMEM. */
+    /* Writes the same random bytes on every rank of PMIx's job, whenever and however often it is called: rank 0 makes
+     * them, the others wait for them, for at most timeout seconds. PMIx then stays open until the process ends. Any
+     * thread, one at a time. Errors: CAIRN_ETIMEOUT the launcher or rank 0 did not answer; CAIRN_EPEER PMIx failed;
+     * CAIRN_ESTATE in a child of fork whose parent opened PMIx; CAIRN_ESYSTEM, CAIRN_ENOMEM. */
     cairn_status (*share)(int rank, double timeout, uint8_t secret[CAIRN__PMIX_SECRET_NBYTES]);
 };
 

@@ -2,8 +2,8 @@
  *
  * PMIx is opened once and closed when the process ends: Open MPI and Slurm consider a rank that closes it finished, and
  * MPI_Init would fail after that. PMIx counts how often it is opened, so MPI may open it before or after. PMIx_Init has
- * no time limit and never returns if the launcher is stopped or gone; so a thread calls it, and the caller that waits
- * for the thread gives up at its deadline. */
+ * no time limit and may never return if the launcher is stopped or gone; so a thread calls it, and the caller that
+ * waits for the thread gives up at its deadline. */
 #include <errno.h>
 #include <math.h>
 #include <pmix.h>

@@ -451,7 +451,7 @@ out:
     return st;
 }
 
-/* Refuses a file that other users can write. */
+/* Refuses what is not a regular file of one name, and a file that other users can write. */
 static cairn_status judge_file(const char *path, const struct stat *s) {
     char why[CAIRN__WHY_NBYTES];
     REQUIRE(!S_ISLNK(s->st_mode), CAIRN_EINVAL,
