@@ -110,7 +110,9 @@ typedef const char *(*judge_fn)(const struct moment *m, const struct told *told,
 static inline void judge_all(const struct moment *m, bool ended_well, judge_fn judge, const char *story) {
     for (int r = 0; r < m->size; r++) {
         const struct told *told = &board->told[r];
-        const double seconds = ((double)told->at_ns - (double)atomic_load(&board->struck_ns)) * 1e-9;
+        /* 0: the others have ended before the victim, which the parent then killed, noted its own failure. */
+        const uint64_t struck_ns = atomic_load(&board->struck_ns);
+        const double seconds = struck_ns ? ((double)told->at_ns - (double)struck_ns) * 1e-9 : 0;
         const char *wrong = r == m->victim ? NULL
                             : ended_well   ? judge(m, told, seconds)
                                            : "not all others ended well in time";
